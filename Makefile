@@ -1,6 +1,6 @@
 # `make check PYTHON=python` uses that interpreter and not the one of .venv.
 PYTHON ?= .venv/bin/python
-.PHONY: install check test slow golden docs wheel
+.PHONY: install check test slow golden docs site wheel
 
 install:  ## install everything that developing needs into .venv
 	python3 -m venv .venv
@@ -18,11 +18,12 @@ slow:  ## the tests that take minutes: published thresholds
 golden:  ## rewrite the golden curves; read the difference before you commit it
 	$(PYTHON) -m pytest tests/golden --update-golden
 
-docs:  ## rewrite what docs/*.md has from the code: options, the API, the drawing of the house, the matrix (minutes)
-	$(PYTHON) docs/tables.py
-	$(PYTHON) docs/api.py
+docs:  ## rewrite what is committed of the code's: the drawing of the house, and the matrix (minutes)
 	$(PYTHON) docs/architecture.py
 	$(PYTHON) docs/matrix.py
+
+site:  ## the documentation in build/site, with warnings as errors
+	NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build --strict
 
 wheel:  ## dist/*.whl
 	$(PYTHON) -m build --wheel

@@ -1,17 +1,17 @@
-"""Write docs/matrix.md: which features work together, and which combinations are refused.
+"""Find out which features work together, and format the tables of the page that shows it, docs/matrix.md.
 
-    python docs/matrix.py            # build thousands of runs to find out (minutes), and write matrix.json too
-    python docs/matrix.py --page     # write the page alone, from matrix.json
-    python docs/matrix.py --check    # exit code 1 if the page is out of date
+    python docs/matrix.py            # build thousands of runs to find out (minutes), and write matrix.json
 
-tests/contract/test_matrix.py makes the runs of matrix.json, and compares the page with it.
+tests/contract/test_matrix.py makes the runs of matrix.json. The site has the tables at the marker ``<!-- matrix -->``
+(see pages.py), with a filter by algorithm and feature.
 """
 
 from __future__ import annotations
 
 import json
-import sys
+import re
 from collections.abc import Iterator, Sequence
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from rlplug import registry
 from rlplug.testing.checks.covering import discover
 from rlplug.testing.checks.matrix import FACTORS, Cell, Levels, levels
 
-PAGE, FOUND = (Path(__file__).with_name(f"matrix.{end}") for end in ("md", "json"))
+FOUND = Path(__file__).with_name("matrix.json")
 OURS = ("rlplug", "rlplug-reinforce")
 SPACES = ("observation", "action")
 FEATURES = tuple(factor for factor in FACTORS if factor not in SPACES)
@@ -29,30 +29,36 @@ SAID = {
     "normalization": "normalize {}",
     "vector": "{} vector",
 }
-INTRO = """# What goes together
-
-Every pair of the features below either runs with an algorithm, or is refused before anything is collected.
-
-- ✓: a test makes a short run with both, and evaluates it: losses are finite, every part learns, no action is forbidden
-  or outside of its space. Each run combines many features, so few runs cover all pairs.
-- A number: the run is refused, and a test compares the message with the one of that number below the tables.
-
-Both tests are in `tests/contract/test_matrix.py`. Runs are also interrupted and resumed, and end with the same bits.
-Every run of the tests has the runs of one algorithm of each family, and some of the others; `pytest -m slow` has all of
-them, and covers every three features. `docs/matrix.py` writes this page.
-
-| | what it is |
-|---|---|
-| +mask | the environment forbids some actions; only Discrete and MultiDiscrete actions have masks |
-| lstm, gru | `model=lstm`; with a replay also `buffer=sequence` |
-| n-step 3 | `algo.n_step=3` |
-| priorities | `buffer=prioritized`, or the priorities of `buffer=sequence` |
-| icm, rnd | `exploration=[icm]`: an intrinsic reward |
-| other names | `exploration=[gaussian]`: noise |
-| normalize reward | `preprocess.normalize_reward=true` |
-| normalize all | `preprocess.normalize_obs=true` as well |
-| native vector | the environment's own vector, which resets within the step that ends an episode |
-"""
+SCRIPT = """<script>
+(() => {
+  const [algorithm, feature] = document.querySelectorAll(".matrix-filter select")
+  const show = () => {
+    document.querySelectorAll(".matrix > section").forEach((section) => {
+      section.hidden = ![section.dataset.name, "all"].includes(algorithm.value)
+      section.querySelectorAll("table").forEach((table) => {
+        const chosen = feature.value, heads = [...table.tHead.rows[0].cells].map((cell) => cell.textContent)
+        const column = heads.indexOf(chosen)
+        for (const row of table.tBodies[0].rows) {
+          const all = chosen === "any" || row.cells[0].textContent === chosen
+          for (const cell of row.cells) cell.hidden = !all && ![0, column].includes(cell.cellIndex)
+          row.hidden = chosen !== "any" && ![...row.cells].slice(1).some((cell) => !cell.hidden && cell.textContent)
+        }
+        for (const cell of table.tHead.rows[0].cells) {
+          const shown = [...table.tBodies[0].rows].some((row) => !row.hidden && !row.cells[cell.cellIndex].hidden)
+          cell.hidden = !shown
+        }
+        table.hidden = [...table.tBodies[0].rows].every((row) => row.hidden)
+      })
+    })
+  }
+  for (const [select, key] of [[algorithm, "algorithm"], [feature, "feature"]]) {
+    const given = new URLSearchParams(location.search).get(key)
+    if ([...select.options].some((option) => option.value === given)) select.value = given
+    select.addEventListener("change", show)
+  }
+  show()
+})()
+</script>"""
 
 
 class Found:
@@ -85,42 +91,71 @@ def found() -> dict[str, Found]:
 
 
 def page(every: dict[str, Found]) -> str:
-    return "\n".join([INTRO, *(line for of in every.values() for line in _section(of))])
+    """Return the HTML of all tables, with their filter."""
+    features = dict.fromkeys(label(*one) for of in every.values() for one in of.served("action", *FEATURES))
+    return "\n".join(
+        [
+            '<div class="matrix-filter">',
+            _select("algorithm", ["all", *every]),
+            _select("feature", ["any", *levels("observation"), *features]),
+            "</div>",
+            '<div class="matrix" data-search-exclude>',
+            *(line for of in every.values() for line in _section(of)),
+            "</div>",
+            SCRIPT,
+        ]
+    )
+
+
+def _select(name: str, options: Sequence[str]) -> str:
+    return (
+        f"<label>{name} <select>{''.join(f'<option>{escape(option)}</option>' for option in options)}</select></label>"
+    )
 
 
 def _section(of: Found) -> Iterator[str]:
-    yield from (f"## {of.algorithm}", "")
+    yield f'<section data-name="{of.algorithm}"><h2 id="{of.algorithm}">{of.algorithm}</h2>'
     yield from _table(of, of.served("action", *FEATURES), of.served("observation"))
     yield from _table(of, of.served(*FEATURES), of.served("action"))
     yield from _table(of, of.served(*FEATURES), of.served(*FEATURES))
-    yield from (f"{number}. {words}" for number, words in enumerate(of.notes, 1))
-    yield ""
+    if of.notes:
+        yield "<ol>" + "".join(f"<li>{code(words)}</li>" for words in of.notes) + "</ol>"
     if of.altogether:
-        yield from ("Refused with everything:", "")
-        yield from (f"- {label(*one)}: {_words(of, frozenset([one]))}" for one in of.altogether)
-        yield ""
+        refused = (f"<li>{label(*one)}: {code(_words(of, frozenset([one])))}</li>" for one in of.altogether)
+        yield f"<p>Refused with everything:</p><ul>{''.join(refused)}</ul>"
+    yield "</section>"
 
 
 def _table(of: Found, rows: Sequence[tuple[str, str]], columns: Sequence[tuple[str, str]]) -> Iterator[str]:
-    """A table; where rows and columns are the same features, only the half below the diagonal."""
+    """Yield a table; if rows and columns are the same features, only the half below the diagonal."""
     if rows == columns:
         rows, columns = rows[1:], columns[:-1]
-    yield f"| | {' | '.join(label(*one) for one in columns)} |"
-    yield "|---" * (len(columns) + 1) + "|"
+    if not rows or not columns:
+        return
+    yield f"<table><thead><tr><th></th>{''.join(f'<th>{label(*one)}</th>' for one in columns)}</tr></thead><tbody>"
     for one in rows:
         before = columns[: columns.index(one)] if one in columns else columns
-        cells = [_cell(of, frozenset([one, other])) if other in before else "" for other in columns]
-        yield f"| {label(*one)} | {' | '.join(cells)} |"
-    yield ""
+        cells = [_cell(of, frozenset([one, other])) if other in before else ("", "") for other in columns]
+        said = (
+            f'<td class="no" title="{escape(why)}">{cell}</td>' if why else f"<td>{cell}</td>" for cell, why in cells
+        )
+        yield f"<tr><th>{label(*one)}</th>{''.join(said)}</tr>"
+    yield "</tbody></table>"
 
 
-def _cell(of: Found, pair: Levels) -> str:
+def _cell(of: Found, pair: Levels) -> tuple[str, str]:
+    """Return the text of a cell, and why the pair is refused."""
     if len(dict(pair)) < len(pair):
-        return ""
+        return "", ""
     if words := [_words(of, some) for some in of.refused if some <= pair]:
-        return ", ".join(str(of.notes.index(said) + 1) for said in words)
+        return ", ".join(str(of.notes.index(said) + 1) for said in words), "; ".join(words)
     assert any(pair <= run.levels for run in of.runs), f"{of.algorithm}: no run has {sorted(pair)}"
-    return "✓"
+    return "✓", ""
+
+
+def code(words: str) -> str:
+    """Return HTML of a text with code in backticks."""
+    return re.sub(r"`(.+?)`", r"<code>\1</code>", escape(words, quote=False))
 
 
 def _words(of: Found, some: Levels) -> str:
@@ -155,18 +190,5 @@ def find() -> dict[str, Any]:
     return dict(sorted(every.items()))
 
 
-def main() -> int:
-    check = "--check" in sys.argv[1:]
-    if not {"--page", "--check"} & set(sys.argv[1:]):
-        FOUND.write_text(json.dumps(find(), indent=1) + "\n", encoding="utf-8")
-    fresh = page(found())
-    stale = not PAGE.exists() or PAGE.read_text(encoding="utf-8") != fresh
-    if stale and not check:
-        PAGE.write_text(fresh, encoding="utf-8")
-    if stale:
-        print("out of date, run `python docs/matrix.py`:" if check else "rewritten:", PAGE.name)
-    return int(check and stale)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    FOUND.write_text(json.dumps(find(), indent=1) + "\n", encoding="utf-8")

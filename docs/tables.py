@@ -1,11 +1,11 @@
-"""Write the tables of options in docs/*.md from the code: every option with type, default, range and doc line.
+"""Format tables of options from the code: every option with type, default, range and doc line.
 
-    python docs/tables.py            # rewrite them (`make docs`)
-    python docs/tables.py --check    # exit code 1 if one is out of date
+    python docs/tables.py run             # the settings of a run
+    python docs/tables.py algo/ppo        # the options of a component
+    python docs/tables.py exploration     # those of all components of a kind, with the YAML files that choose them
 
-``<!-- options: run -->`` begins the table of a run's settings, ``<!-- options: algo/ppo -->`` that of a component, and
-``<!-- options: env -->`` those of all components of a kind with the YAML files that choose them; ``<!-- end -->`` ends
-each of them. Only rlplug's own components are listed, so other installed packages do not change a page.
+The site has such a table at each marker ``<!-- options: run -->`` (see pages.py). Only rlplug's own components are
+listed, so other installed packages do not change a page.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import re
 import sys
 from collections.abc import Iterator, Mapping
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import yaml
@@ -24,9 +23,8 @@ from rlplug.cli.options import options
 from rlplug.config import Core, default_node
 from rlplug.registry import Kind
 
-DOCS = Path(__file__).parent
 CONF = registry.conf_folder("rlplug")
-MARK = re.compile(r"(<!-- options: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
+MARK = re.compile(r"<!-- options: (\S+) -->\n")
 SEVERAL = ("exploration", "logger")
 
 
@@ -90,7 +88,7 @@ def _yaml(value: Any) -> str:
 
 
 def generate(what: str) -> str:
-    """Return the text after ``<!-- options: {what} -->``."""
+    """Return the table for the marker ``<!-- options: {what} -->``."""
     if what == "run":
         lines = table(Core, yaml.safe_load((CONF / "config.yaml").read_text(encoding="utf-8")))
     elif "/" in what:
@@ -101,19 +99,5 @@ def generate(what: str) -> str:
     return "\n" + "\n".join(lines).strip() + "\n\n"
 
 
-def main() -> int:
-    check, stale = "--check" in sys.argv[1:], []
-    for page in sorted(DOCS.glob("*.md")):
-        text = page.read_text(encoding="utf-8")
-        fresh = MARK.sub(lambda found: found[1] + generate(found[2]) + found[3], text)
-        if fresh != text:
-            stale.append(page.name)
-            if not check:
-                page.write_text(fresh, encoding="utf-8")
-    if stale:
-        print("out of date, run `python docs/tables.py`:" if check else "rewritten:", *stale)
-    return int(check and bool(stale))
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    print(*map(generate, sys.argv[1:] or ["run"]), sep="\n")

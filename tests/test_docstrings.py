@@ -76,7 +76,7 @@ def test_what_is_no_shape(text: str):
 
 ROOT = Path(__file__).parents[1]
 IDIOM = re.compile(r"\b(anew|nobody|beside|is told|are told|wanted (is|are)|last word|in words)\b", re.IGNORECASE)
-QUOTES = {"matrix.md", "mistakes.md", "options.md", "probes.md"}  # messages and texts of the code
+QUOTES = {"mistakes.md", "probes.md"}  # messages and texts of the code
 
 
 def prose(path: Path) -> str:

@@ -26,7 +26,8 @@ class Rings(Generic[R]):
 
     Args:
         ring: the class of a ring.
-        span, stride: see ``Ring``.
+        span: see ``Ring``.
+        stride: see ``Ring``.
     """
 
     def __init__(self, ring: type[R], cfg: Storage, ctx: Context, span: int, stride: int = 0) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import json
 import os
+import re
 import signal
 import sys
 import warnings
@@ -16,10 +18,10 @@ from rlplug.distributed.output import outlive_readers
 from rlplug.types import ConfigError, RunError, printable
 
 VERBS = ("train", "resume", "watch", "fork", "evaluate", "play", "estimate", "check", "data", "profile", "plugins")
-VERBS += ("new", "runs", "diff", "plot", "report")
+VERBS += ("schema", "new", "runs", "diff", "plot", "report")
 """modules of this package with a function ``main(arguments) -> exit code``"""
 
-PRINT = ("check", "data", "diff", "plugins", "runs")
+PRINT = ("check", "data", "diff", "plugins", "runs", "schema")
 """verbs that only print, and end when the reader of their output ends"""
 
 PACKAGE = f"{Path(__file__).parents[1]}{os.sep}"
@@ -28,12 +30,13 @@ BAD_INPUT = 2
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command line.
+    """Run one command line. With ``--json``, results and refusals are JSON documents on stdout.
 
     Returns:
         The exit code: 0; 1 for a failed run, 2 for bad input, 130 after Ctrl-C, 143 after SIGTERM.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
+    failed = refused_in_json if "--json" in arguments else refuse
     warnings.formatwarning = _formatted
     warnings.filterwarnings("error", r"provider=hydra\.searchpath .* is not available")  # Hydra only warns
     try:
@@ -50,11 +53,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         run = importlib.import_module(f"rlplug.cli.{verb}").main
         return _printed(run, arguments) if verb in PRINT else run(arguments)
     except (ConfigError, RunError) as error:
-        return refuse(error)
+        return failed(error)
     except PermissionError as error:
         if error.filename is None:
             raise
-        return refuse(ConfigError("", f"{error.filename}: {error.strerror}"))
+        return failed(ConfigError("", f"{error.filename}: {error.strerror}"))
     except KeyboardInterrupt as end:
         return 128 + (end.args[0] if end.args else signal.SIGINT)
 
@@ -73,6 +76,27 @@ def refuse(error: ConfigError | RunError) -> int:
     """Print an error, and return its exit code."""
     print("rlplug: " + str(error).replace("\n", "\nrlplug: "), file=sys.stderr)
     return BAD_INPUT if isinstance(error, ConfigError) else FAILED
+
+
+def refused_in_json(error: ConfigError | RunError) -> int:
+    """Print an error as JSON on stdout, and return its exit code.
+
+    The document is ``{"error": {"key": ..., "reason": ..., "suggestion": ...}}``, with ``errors`` if there are several.
+    """
+    from rlplug.config.errors import single
+
+    found = [error] if isinstance(error, RunError) else single(error)
+    parts = [_parts(getattr(one, "key", ""), getattr(one, "message", str(one))) for one in found]
+    say(json.dumps({"error": parts[0], **({"errors": parts} if parts[1:] else {})}))
+    return BAD_INPUT if isinstance(error, ConfigError) else FAILED
+
+
+def _parts(key: str, message: str) -> dict[str, str | None]:
+    """Split a message into the reason and a suggestion: the nearest name, or what its last clause says to do."""
+    meant = re.search(r"did you mean ([^?\n]+)\?", message)
+    advice = re.search(r"(?:; |: (?=should ))(?!there are)([^;\n]+)$", message)
+    found = meant or advice
+    return {"key": key, "reason": message, "suggestion": found[1] if found else None}
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
@@ -12,16 +13,19 @@ from rlplug.cli.sweep import require_folders
 from rlplug.config import composed, validated
 from rlplug.registry import warn_broken
 
-USAGE = """rlplug check [key=value ...]
+USAGE = """rlplug check [--json] [key=value ...]
 
 Composes and checks the run that `rlplug train` would start, and shows its spaces, modules,
-parameter counts, memory, devices and number of updates. Does not train and writes no files."""
+parameter counts, memory, devices and number of updates. Does not train and writes no files.
+--json prints the same, and every setting, as one JSON document."""
 
 
 def main(arguments: Sequence[str]) -> int:
     if {"-h", "--help"} & set(arguments):
         print(USAGE)
         return 0
+    as_json = "--json" in arguments
+    arguments = [argument for argument in arguments if argument != "--json"]
     if flags := [argument for argument in arguments if argument.startswith("-")]:
         raise no_flag(flags[0])
     warn_broken()
@@ -29,11 +33,11 @@ def main(arguments: Sequence[str]) -> int:
     require_folders(config.hydra)
     run, pair = validated(config, config.hydra, arguments)
 
-    from rlplug.cli.describe import describe  # here, because torch takes seconds to import
+    from rlplug.cli.describe import describe, facts  # here, because torch takes seconds to import
     from rlplug.run.build import build
 
     with closing(build(run, Path())) as trainer:
-        say(describe(trainer))
-    if pair:
+        say(json.dumps({**facts(trainer), "note": str(pair) if pair else None}) if as_json else describe(trainer))
+    if pair and not as_json:
         say(pair)
     return 0

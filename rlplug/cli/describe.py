@@ -43,6 +43,41 @@ def describe(trainer: Trainer) -> str:
     return "\n".join(f"{key:<{width}} {value}" for key, value in table)
 
 
+def facts(trainer: Trainer) -> dict[str, Any]:
+    """Return the same as numbers and names, with the resolved configuration."""
+    config, plan, spec, policy = trainer.config, trainer.resolved.plan, trainer.resolved.spec, trainer.policy
+    round_steps = config.rollout_fragment_length * config.num_envs
+    steps = config.total_steps // round_steps * round_steps
+    counted = trainer.loop.unit == "updates"
+    return {
+        "env": {
+            "name": config.raw["env"].get("id", config.env.name),
+            "num_envs": config.num_envs,
+            "max_episode_steps": spec.max_episode_steps,
+            "spaces": {
+                name: {"agents": len(group.agents) or 1, "obs": in_words(group.obs), "action": in_words(group.action)}
+                for name, group in spec.groups.items()
+            },
+        },
+        "algo": {"name": config.algo.name, "parameters": _count(policy.algorithm)},
+        "exploration": {name: {"parameters": _count(extra)} for name, extra in policy.exploration.items()},
+        "buffer": {"name": config.buffer.name, "bytes": trainer.buffer.nbytes(trainer.collector.spec.row)},
+        "loop": {
+            "name": config.loop.name,
+            "env_steps": None if counted else steps,
+            "updates": config.total_steps if counted else round(trainer.loop.updates(steps)),
+        },
+        "hardware": {
+            "ranks": plan.world_size,
+            "accelerator": plan.accelerator,
+            "precision": plan.precision,
+            "threads": plan.threads,
+            "actors": plan.actors.count if plan.actors else 0,
+        },
+        "config": config.raw,
+    }
+
+
 def _many(n: int, what: str) -> str:
     return f"{n:,} {what}{'s' * (n != 1)}"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, get_args
@@ -19,11 +20,14 @@ from rlplug.types import ConfigError
 USAGE = """rlplug plugins                 every component, with its distribution and version; presets
 rlplug plugins <kind>          the components of one kind, and its presets
 rlplug plugins <kind> <name>   the options of one: type, default, range and what they do
-rlplug plugins tuned|experiment [<name>]   settings for a pair, and named sets of settings"""
+rlplug plugins tuned|experiment [<name>]   settings for a pair, and named sets of settings
+
+--json prints the same as one JSON document."""
 
 GROUPS = ("tuned", "experiment")
 """groups of files that do not select a component"""
 MISSING = "???"
+COLUMNS = ("KIND", "NAME", "DISTRIBUTION", "VERSION")
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -35,6 +39,8 @@ def main(arguments: Sequence[str]) -> int:
     if {"-h", "--help"} & set(arguments):
         print(USAGE)
         return 0
+    as_json = "--json" in arguments
+    arguments = [argument for argument in arguments if argument != "--json"]
     kind, name, *more = (*arguments, "", "")[: max(2, len(arguments))]
     if any(more) or any(argument.startswith("-") or "=" in argument for argument in arguments):
         raise ConfigError("", "plugins takes at most a kind and a name; see rlplug plugins --help")
@@ -42,33 +48,42 @@ def main(arguments: Sequence[str]) -> int:
     if kind and kind not in groups:
         raise ConfigError("", f"unknown kind {kind!r}; {unknown(kind, groups)}")
     if not name:
-        say("\n".join(_listed([group for group in groups if group == kind or not kind])))
+        rows, presets, wrong = _listed([group for group in groups if group == kind or not kind])
+        found = {"components": _records(rows), "presets": _records(presets), "problems": wrong}
+        lines = table(COLUMNS, rows) if rows else []
+        lines += ["", *table(("PRESET", *COLUMNS[1:]), presets)] if presets else []
+        say(json.dumps(found) if as_json else "\n".join([*lines, *wrong]))
     elif kind in KINDS:
-        _show(kind, name)
+        _show(kind, name, as_json)
     else:
-        say("\n".join(_settings(kind, name)))
+        head, chosen, values = _settings(kind, name)
+        lines = [f"{key}={value}" for key, value in chosen.items()]
+        lines = [head, *lines, *(f"{key}={show(value)}" for key, value in values.items())]
+        say(json.dumps({"file": head, "choices": chosen, "settings": values}) if as_json else "\n".join(lines))
     return 0
 
 
-def _listed(groups: Sequence[str]) -> list[str]:
-    """Return a table of components, a table of further files to choose, and errors."""
+def _records(rows: Sequence[Sequence[str]]) -> list[dict[str, str]]:
+    return [dict(zip(map(str.lower, COLUMNS), row, strict=True)) for row in rows]
+
+
+def _listed(groups: Sequence[str]) -> tuple[list[tuple[str, ...]], list[tuple[str, ...]], list[str]]:
+    """Return rows of components, rows of further files to choose, and a line for each problem."""
     owners = {key: plugins for key, plugins in registry.owners().items() if key[0] in groups}
     rows = [(*key, plugin.distribution, plugin.version) for key, plugins in owners.items() for plugin in plugins]
-    lines = table(("KIND", "NAME", "DISTRIBUTION", "VERSION"), rows) if rows else []
     files = [files[0] for key, files in registry.presets().items() if key[0] in groups and key not in owners]
-    if files:
-        files.sort(key=lambda file: groups.index(file.group))
-        told = [(file.group, file.option, file.plugin.distribution, file.plugin.version) for file in files]
-        lines += ["", *table(("PRESET", "NAME", "DISTRIBUTION", "VERSION"), told)]
+    files.sort(key=lambda file: groups.index(file.group))
+    presets = [(file.group, file.option, file.plugin.distribution, file.plugin.version) for file in files]
+    wrong: list[str] = []
     for (kind, name), plugins in owners.items():
         if len(plugins) > 1:
             ways = " or ".join(f"{plugin.distribution}/{name}" for plugin in plugins)
-            lines.append(f"clash: {kind} {name!r} is claimed by {' and '.join(map(str, plugins))}; choose {ways}")
-    lines += [f"shadowed: {line}" for line in registry.shadowed()]
-    return lines + [f"broken: {plugin}, skipped: {plugin.cause}" for plugin in registry.broken()]
+            wrong.append(f"clash: {kind} {name!r} is claimed by {' and '.join(map(str, plugins))}; choose {ways}")
+    wrong += [f"shadowed: {line}" for line in registry.shadowed()]
+    return rows, presets, wrong + [f"broken: {plugin}, skipped: {plugin.cause}" for plugin in registry.broken()]
 
 
-def _show(kind: Kind, name: str) -> None:
+def _show(kind: Kind, name: str, as_json: bool) -> None:
     """Print the details of a component, or of a preset, which is a component with other defaults.
 
     Raises:
@@ -84,9 +99,13 @@ def _show(kind: Kind, name: str) -> None:
     cls, plugin = registry.load(kind, component), registry.owner(kind, component)
     check_class(kind, cls)
     target = plugin.components[kind, registry.split(component)[1]].target
-    say(f"{kind} {name}: {target}, of {plugin}{f'; {file}' if file and file.option != component else ''}")
-    rows = [(o.name, o.type, o.default, o.range, o.doc) for o in options(cls.Config, node)]
-    say("\n".join(table(("OPTION", "TYPE", "DEFAULT", "RANGE", ""), rows) if rows else ["It has no options."]))
+    rows = options(cls.Config, node)
+    if as_json:
+        about = {"kind": kind, "name": name, "component": component, "class": target, "distribution": str(plugin)}
+        say(json.dumps({**about, "options": [row._asdict() for row in rows]}))
+    else:
+        say(f"{kind} {name}: {target}, of {plugin}{f'; {file}' if file and file.option != component else ''}")
+        say("\n".join(table(("OPTION", "TYPE", "DEFAULT", "RANGE", ""), rows) if rows else ["It has no options."]))
     if file is None:
         wanted = f"conf/{kind}/{name}.yaml, with `name: {name}` and every option"
         raise ConfigError("", f"{plugin} has no YAML file that selects its {kind} {name!r}; add {wanted}")
@@ -122,8 +141,8 @@ def _check(kind: Kind, file: Preset, node: Mapping[str, Any]) -> None:
             raise blamed(joined(wrong), [(file.package or kind, file)], ()) from None
 
 
-def _settings(group: str, name: str) -> list[str]:
-    """Return the choices and settings of a file, one per line."""
+def _settings(group: str, name: str) -> tuple[str, dict[str, str], dict[str, Any]]:
+    """Return the title of a file, its choices and its settings."""
     if (file := registry.preset(group, name)) is None:
         names = [option for of, option in registry.presets() if of == group]
         raise ConfigError("", f"unknown {group} {name!r}; {unknown(name, names)}")
@@ -135,13 +154,13 @@ def _settings(group: str, name: str) -> list[str]:
         raise ConfigError("", f"{file} cannot be read: {one_line(str(error))}") from None
     defaults = content.pop("defaults", ())
     entries = [entry for entry in defaults if isinstance(entry, dict)] if isinstance(defaults, list) else []
-    chosen = [f"{str(key).split('/')[-1]}={show(value)}" for entry in entries for key, value in entry.items()]
-    return [f"{group} {name}: {file}", *(line.replace("'", "") for line in chosen), *_leaves(content)]
+    chosen = {str(key).split("/")[-1]: show(value).replace("'", "") for part in entries for key, value in part.items()}
+    return f"{group} {name}: {file}", chosen, dict(_leaves(content))
 
 
-def _leaves(node: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+def _leaves(node: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for key, value in node.items():
         if isinstance(value, dict):
             yield from _leaves(value, f"{prefix}{key}.")
         else:
-            yield f"{prefix}{key}={show(value)}"
+            yield f"{prefix}{key}", value

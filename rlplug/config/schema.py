@@ -75,7 +75,7 @@ def _interval(value: Any) -> Any:
     raise PydanticCustomError("interval_type", "steps, or minutes such as 5min")
 
 
-Interval = Annotated[int | str, PlainValidator(_interval)]
+Interval = Annotated[int | str, PlainValidator(_interval, json_schema_input_type=int | str)]
 
 
 @settings
@@ -90,7 +90,7 @@ def _paths(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
 
-Paths = Annotated[list[str], Field(min_length=1), BeforeValidator(_paths)]
+Paths = Annotated[list[str], Field(min_length=1), BeforeValidator(_paths, json_schema_input_type=str | list[str])]
 
 
 @settings
@@ -180,7 +180,7 @@ class Core:
     estimate: Estimate = option("Off-policy evaluation (OPE) from recorded episodes.")
     log: Log = option("Logging of metrics.")
     on_nan: Literal["stop", "skip"] = option("At a NaN or infinite loss or gradient: stop, or skip that gradient step.")
-    compile: Annotated[Compile, BeforeValidator(_compile)] = option(
+    compile: Annotated[Compile, BeforeValidator(_compile, json_schema_input_type=Compile | bool)] = option(
         "Compile gradient steps and acting: off, auto (on CPU, on long runs) or max; true: max."
     )
     deterministic: bool = option("Use deterministic kernels only.")

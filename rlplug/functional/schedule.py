@@ -11,7 +11,7 @@ def piecewise_linear(points: Sequence[tuple[float, float]], step: float) -> floa
 
     Args:
         points: ``(step, value)``, at least one, by increasing step. If a step occurs twice, the value
-        jumps there to that of the later point.
+            jumps there to that of the later point.
         step: where to evaluate.
     """
     after = bisect_right(points, step, key=lambda point: point[0])

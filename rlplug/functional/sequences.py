@@ -73,7 +73,7 @@ def n_step_transitions(batch: Batch, gamma: float) -> Batch:
 
     Args:
         batch: leaves ``[n+1, B, ...]``: ``obs``, ``action``, ``reward``, ``terminated``, ``valid``, optionally
-        ``action_mask``. Row 0 is valid, as in a sample of a replay.
+            ``action_mask``. Row 0 is valid, as in a sample of a replay.
         gamma: discount factor.
 
     Returns:

@@ -17,7 +17,7 @@ def polyak_(target: Parameters, source: Parameters, tau: float, due: Tensor | No
 
     Args:
         target: parameters to update, or a module; collecting a module's parameters may take longer than
-        updating them, so a hot loop may pass lists.
+            updating them, so a hot loop may pass lists.
         source: the parameters to track, in the same order.
         tau: step; 1 copies.
         due: 0-d, bool; False leaves ``target`` unchanged. The CPU does not wait for a device's value.

@@ -30,7 +30,7 @@ def vtrace(
 
     Args:
         log_rho: ``[T+1, B]``, log-probability of the action under the learned policy minus that under the behavior
-        policy; ``ratio`` is its exponential. It is detached.
+            policy; ``ratio`` is its exponential. It is detached.
         reward: ``[T+1, B]``; rows that are not valid are ignored.
         value: ``[T+1, B]``, of every row's observation, also of final observations and row T; detached.
         terminated: ``[T+1, B]`` bool.

@@ -28,7 +28,7 @@ class Flatten:
 
     Args:
         embed: encode parts with more than ``MOST_ONE_HOT`` choices by learned embeddings, whose dimension is the fourth
-        root of the number of choices. The owner registers ``tables`` as modules.
+            root of the number of choices. The owner registers ``tables`` as modules.
 
     Raises:
         ConfigError: the space is not supported.

@@ -13,7 +13,7 @@ from rlplug.results.record import RunRecord
 OUTPUTS = ("seed", "record", "logger", "checkpoint", "eval.record")
 """settings that do not separate groups: the seed, and what a run writes"""
 FORKED = "forked.step"
-"""key by which forks are told apart from other runs of the same settings"""
+"""key by which forks are distinguished from other runs of the same settings"""
 SHOWN = 3  # settings in a label
 WIDEST = 24  # characters of a setting in a label
 

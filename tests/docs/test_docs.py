@@ -10,7 +10,9 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -21,7 +23,7 @@ from rlplug.agent import ESTIMABLE, EVALUABLE
 from rlplug.cli import main
 from rlplug.cli.arguments import parsed
 from rlplug.cli.sweep import check_sweep
-from rlplug.config import parse
+from rlplug.config import Core, parse
 from rlplug.config.changes import change, resumed
 from rlplug.config.schema import RESUMABLE
 from rlplug.registry import KINDS, Events, Manifest
@@ -29,8 +31,9 @@ from tests.installing import Install, install_project
 
 ROOT = Path(__file__).parent.parent.parent
 DOCS = ROOT / "docs"
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS.rglob("*.md"), *(ROOT / "plugins").glob("*/README.md")]
+PAGES = [*ROOT.glob("*.md"), *DOCS.rglob("*.md"), *(ROOT / "plugins").glob("*/README.md")]
 TEXT = {page: page.read_text(encoding="utf-8") for page in PAGES}
+TABLES = runpy.run_path(str(DOCS / "tables.py"))
 
 PLAYED = (  # of what learns from recordings
     *("loop=alternate", "rollout_fragment_length=1", "replay_ratio=1", "total_steps=600"),
@@ -44,30 +47,41 @@ by_name = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relat
 # ---- options and metrics ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("script", ["tables", "api", "architecture"])
-def test_generated_pages_are_those_of_the_code(script: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(sys, "argv", [script, "--check"])
-    assert runpy.run_path(str(DOCS / f"{script}.py"))["main"]() == 0
+def test_the_drawing_is_that_of_the_code(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sys, "argv", ["architecture", "--check"])
+    assert runpy.run_path(str(DOCS / "architecture.py"))["main"]() == 0
 
 
-@pytest.mark.parametrize("page", ["functional", "nn", "buffer", "testing"])
-def test_everything_that_a_module_offers_is_explained_on_its_page(page: str):
-    text = TEXT[DOCS / "api" / f"{page}.md"]
-    rows = dict(re.findall(r"^\| \[?`(\w+)`\S* \| (.+) \|$", text, re.MULTILINE))
-    assert set(importlib.import_module(f"rlplug.{page}").__all__) <= set(rows)
-    assert set(re.findall(r"^### (\w+)$", text, re.MULTILINE)) == set(rows)
+def names(config: Any) -> Iterator[str]:
+    """Options of a ``Config``, nested ones too."""
+    for name, field in config.__pydantic_fields__.items():
+        yield from names(field.annotation) if hasattr(field.annotation, "__pydantic_fields__") else (name,)
 
 
-def test_every_component_stands_in_a_table():
-    options = TEXT[DOCS / "options.md"]
-    assert "<!-- options: run -->" in options
-    assert all(f"<!-- options: {kind} -->" in options for kind in KINDS if kind != "algo")
-    ours = [name for (kind, name), by in registry.owners().items() if kind == "algo" and by[0].distribution == "rlplug"]
-    assert {"dqn", "ppo", "sac"} <= set(ours)
-    pages = dict(re.findall(r"\[(\w+)\]\((\w+\.md)\)", options))
-    for name in ours:  # one page may serve two names of a class
-        tables = re.findall(r"<!-- options: algo/(\w+) -->", TEXT[DOCS / pages[name]])
-        assert registry.load("algo", name) in [registry.load("algo", table) for table in tables]
+def test_every_option_stands_in_a_table():
+    markers = [marker for text in TEXT.values() for marker in TABLES["MARK"].findall(text)]
+    assert len(markers) == len(set(markers)) > 20
+    assert {"run", *KINDS} - {"algo"} <= set(markers)
+    ours = [key for key, owners in registry.owners().items() if owners[0].distribution == "rlplug"]
+    assert {("algo", "dqn"), ("algo", "ppo"), ("logger", "csv")} <= set(ours)
+    tables = {registry.load(*marker.split("/")): TABLES["generate"](marker) for marker in markers if "/" in marker}  # type: ignore[arg-type]
+    for kind, name in ours:
+        cls = registry.load(kind, name)
+        table = tables[cls] if kind == "algo" else TABLES["generate"](kind)  # one page may serve two names of a class
+        assert [option for option in names(cls.Config) if f".{option}` |" not in table] == []
+    run = TABLES["generate"]("run")
+    assert [option for option in names(Core) if f"{option}` |" not in run] == []
+
+
+def test_every_algorithm_has_a_page():
+    pages = dict(re.findall(r"\[(\w+)\]\((\w+\.md)\)", TEXT[DOCS / "options.md"]))
+    ours = {name for (kind, name), by in registry.owners().items() if kind == "algo" and by[0].distribution == "rlplug"}
+    assert set(pages) == ours
+    for page in {*pages.values(), "ddppo.md", "her.md"}:
+        equations, _, code = TEXT[DOCS / page].partition("## Equations and pseudo-code\n")[2].partition("```text\n")
+        assert "```math\n" in equations, page
+        assert "\n## " not in equations, page
+        assert code, page
 
 
 @pytest.mark.parametrize(
@@ -158,7 +172,38 @@ def test_every_hook_is_documented_with_its_signature():
 
 def files(text: str) -> dict[str, str]:
     """The code blocks that begin with a file's name."""
-    return dict(re.findall(r"```\w+\n# (\S+/\S+)\n(.*?)```", text, re.DOTALL))
+    return dict(re.findall(r"```\w+\n# (\S+\.(?:py|yaml))\n(.*?)```", text, re.DOTALL))
+
+
+def write(folder: Path, contents: dict[str, str]) -> None:
+    for path, text in contents.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_text(text, encoding="utf-8")
+
+
+def test_the_environment_in_the_docs_can_be_trained_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    write(tmp_path, files(TEXT[DOCS / "custom_env.md"]))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    small = [
+        "total_steps=1024",
+        "eval.episodes=2",
+        "model.hidden=[8]",
+        "logger=[]",
+        f"hydra.run.dir={tmp_path / 'run'}",
+    ]
+    assert -200 < rlplug.train(["algo=ppo", "env=target", "hydra.searchpath=[file://conf]", *small]) < 0
+
+
+def test_the_first_run_in_the_docs_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    folder = "runs/ppo-cartpole/2030-01-02_03-04-05-s1"
+    small = ["total_steps=1024", "eval.episodes=2", "model.hidden=[8]", "logger=[]", f"hydra.run.dir={folder}"]
+    rlplug.train(["algo=ppo", "env=cartpole", "seed=1", *small])
+    (code,) = re.findall(r"```python\n(.*?)```", TEXT[DOCS / "first_run.md"], re.DOTALL)
+    names = dict[str, Any]()
+    exec(code, names)
+    assert names["done"]
 
 
 def test_the_callback_in_the_docs_works(install: Install, tmp_path: Path):
@@ -227,6 +272,7 @@ RIGHT = set[tuple[str, ...]]()
 def test_commands_are_right(page: Path, install: Install, site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     install("rlplug-best", "rlplug_best", files(TEXT[DOCS / "hooks.md"]))
     monkeypatch.chdir(tmp_path)
+    write(tmp_path, files(TEXT[page]))
     if page.is_relative_to(DOCS / "examples"):
         install_project(site, page.parent, tmp_path)
     for arguments in commands(TEXT[page]):
@@ -236,7 +282,7 @@ def test_commands_are_right(page: Path, install: Install, site: Path, tmp_path: 
         if arguments[:1] == ["new"]:
             assert main(arguments) == 0
             install_project(site, tmp_path / f"rlplug-{arguments[2]}")
-        elif "plugins" in arguments:
+        elif arguments[:1] in (["plugins"], ["schema"]):
             assert main(arguments) == 0
         elif arguments and arguments[0].startswith(".testing."):
             subprocess.run([sys.executable, "-m", f"rlplug{arguments[0]}", "--help"], check=True, capture_output=True)
@@ -256,6 +302,8 @@ def test_commands_are_right(page: Path, install: Install, site: Path, tmp_path: 
             parse(resumed(raw, words) if verb == "resume" else change(raw, words, MAY[verb], ""))
         elif "-m" in arguments:
             check_sweep(arguments[1:])
+        elif arguments[:1] == ["check"] and "--json" in arguments:
+            assert main(arguments) == 0
         elif any(argument.startswith("--") for argument in arguments):  # Hydra prints, and sets up logging
             subprocess.run([sys.executable, "-m", "rlplug", *arguments], check=True, capture_output=True, cwd=ROOT)
         else:

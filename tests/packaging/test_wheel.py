@@ -116,6 +116,11 @@ def test_the_wheel_holds_code_and_configuration_once(wheels: dict[str, Path]):
     assert f"rlplug-{VERSION['rlplug']}.dist-info/licenses/LICENSE" in names
 
 
+def test_the_index_would_accept_them(wheels: dict[str, Path], tmp_path: Path):
+    succeed(sys.executable, "-m", "build", "--sdist", "--no-isolation", "--outdir", tmp_path, ROOT)
+    succeed(sys.executable, "-m", "twine", "check", "--strict", *wheels.values(), *tmp_path.glob("*.tar.gz"))
+
+
 @pytest.mark.parametrize("name", ["rlplug_reinforce", "rlplug_deepsea", "rlplug_bitflip"])
 def test_the_plugins_wheel_holds_its_configuration_and_no_tests(name: str, wheels: dict[str, Path]):
     names = [file for file in contents(wheels[name]) if ".dist-info/" not in file]

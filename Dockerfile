@@ -1,0 +1,20 @@
+# rlplug on the CPU: docker build -t rlplug . && docker run --rm -v "$PWD/runs:/work/runs" rlplug algo=ppo env=cartpole
+FROM python:3.12-slim AS build
+WORKDIR /src
+RUN python -m venv /opt/venv
+ENV PATH=/opt/venv/bin:$PATH
+COPY constraints.txt pyproject.toml README.md LICENSE ./
+COPY conf ./conf
+COPY rlplug ./rlplug
+# torch's CPU build comes from its own index, and is a tenth of the one with CUDA
+RUN pip install --no-cache-dir -c constraints.txt --extra-index-url https://download.pytorch.org/whl/cpu .
+
+FROM python:3.12-slim
+COPY --from=build /opt/venv /opt/venv
+ENV PATH=/opt/venv/bin:$PATH PYTHONUNBUFFERED=1
+RUN useradd --create-home --uid 1000 rlplug && mkdir -p /work/runs && chown -R rlplug /work
+USER 1000
+WORKDIR /work
+VOLUME /work/runs
+ENTRYPOINT ["rlplug"]
+CMD ["--help"]
