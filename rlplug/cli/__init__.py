@@ -15,7 +15,7 @@ from rlplug import registry
 from rlplug.distributed.output import outlive_readers
 from rlplug.types import ConfigError, RunError, printable
 
-VERBS = ("train", "resume", "evaluate", "estimate", "check", "data", "profile", "plugins", "new")
+VERBS = ("train", "resume", "evaluate", "estimate", "export", "push", "check", "data", "profile", "plugins", "new")
 """modules of this package with a function ``main(arguments) -> exit code``"""
 
 PRINT = ("check", "data", "plugins")

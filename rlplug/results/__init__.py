@@ -1,0 +1,1 @@
+"""What finished runs are made into: comparisons, curves, reports, and exports that run without rlplug."""

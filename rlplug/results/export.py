@@ -1,0 +1,236 @@
+"""Export of a run's deterministic policy to a file that runs without rlplug, checked by recorded steps."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import traceback
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.export import Dim, ExportedProgram
+
+from rlplug.agent import load
+from rlplug.api import VecEnv
+from rlplug.checkpointing import atomic
+from rlplug.checkpointing.format import FOLDER, Checkpoint, find
+from rlplug.config import choose, migrate
+from rlplug.context import EnvShard, RunContext
+from rlplug.envs.spec_json import mismatch
+from rlplug.registry.installed import check_installed
+from rlplug.results import export_replay
+from rlplug.results.export_policy import Policy
+from rlplug.results.export_record import Record, record
+from rlplug.results.onnx import require_onnx, write_onnx
+from rlplug.types import ConfigError, RunError
+
+FILES = {"onnx": "policy.onnx", "torch": "policy.pt2", "html": "policy.onnx"}
+"""the formats, and the file of the policy"""
+MANIFEST = "manifest.json"
+LIMIT = 1e-5
+"""largest difference of an export from the policy in PyTorch"""
+PACKAGES = ("rlplug", "torch", "onnx", "onnxscript", "onnxruntime", "numpy", "gymnasium")
+TORCH = str(Path(torch.__file__).parent)
+
+
+def export(
+    path: str | Path,
+    format: str = "onnx",
+    to: str | Path | None = None,
+    steps: int = 1000,
+    overrides: Sequence[str] = (),
+    tell: Callable[[str], None] = warnings.warn,
+    runtime: Path | None = None,
+) -> dict[str, Any]:
+    """Export the policy of a run's newest good checkpoint, or of a given checkpoint, to a folder.
+
+    The folder holds the policy and ``manifest.json``. It appears when everything is written and checked; an export that
+    is there is replaced.
+
+    Args:
+        format: ``onnx``, ``torch`` (a program of ``torch.export``) or ``html`` (a page in which the policy plays).
+        to: the folder; None: ``exports/<format>-<environment steps>`` in the run folder.
+        steps: recorded steps of the environment that the export has to reproduce.
+        overrides: of the environment to record in, such as ``env.max_episode_steps=50``.
+        tell: called with each line for the user.
+        runtime: for ``html``, the npm package onnxruntime-web (``.tgz``); None: it is downloaded once.
+
+    Returns:
+        The manifest, with the ``folder``.
+
+    Raises:
+        ConfigError: there is no checkpoint; the policy or its environment cannot be exported; a package is missing.
+        RunError: the export computes something else than the policy.
+    """
+    if format not in FILES:
+        raise ConfigError("", f"--format {format}: one of {', '.join(FILES)}")
+    if format != "torch":
+        require_onnx()
+    if steps < 1:
+        raise ConfigError("", f"--steps {steps}: at least 1")
+    checkpoint = find(Path(path), ("weights",), tell)
+    folder = _folder(checkpoint, format, to)
+    agent = load(checkpoint.path)
+    make = _environments(checkpoint, agent.ctx, overrides)
+    policy = Policy(agent.algorithm, agent.ctx, agent.normalize)
+    program = exported(policy)
+    played = record(policy, agent.ctx, make, steps)
+    about = _about(checkpoint, policy, format)
+    with atomic.renamed(folder) as partial:
+        partial.mkdir(parents=True)
+        write(program, policy, partial / FILES[format])
+        about["replay"] = replayed(partial / FILES[format], played, policy)
+        about["files"] = {file.name: file.stat().st_size for file in sorted(partial.iterdir())}
+        atomic.write(partial / MANIFEST, json.dumps(about, indent=1).encode())
+        if folder.exists():
+            atomic.delete(folder)
+    return about | {"folder": str(folder)}
+
+
+def exported(policy: Policy) -> ExportedProgram:
+    """Return the policy as a program with only the weights that it reads, for any size of the batch.
+
+    Raises:
+        ConfigError: it reads values of tensors, calls another library or fixes the size of the batch.
+    """
+    example = policy.example(2)
+    shapes = ({name: {0: Dim("batch")} for name in example},)
+    try:
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            program: Any = torch.export.export(policy, (example,), dynamic_shapes=shapes)
+            return torch.export.export(_pruned(program.module()), (example,), dynamic_shapes=shapes)
+    except Exception as error:
+        raise ConfigError("", f"the policy cannot be exported: {_reason(error)}") from None
+
+
+def write(program: ExportedProgram, policy: Policy, path: Path) -> None:
+    """Write a program as ONNX model or as ``.pt2``, by the file's suffix.
+
+    Raises:
+        ConfigError: see ``write_onnx``.
+    """
+    if path.suffix == ".onnx":
+        write_onnx(program, [x.name for x in policy.inputs], [x.name for x in policy.outputs], path)
+    else:
+        torch.export.save(program, path)
+    atomic.flush(path)
+
+
+def replayed(path: Path, played: Record, policy: Policy, limit: float = LIMIT) -> dict[str, Any]:
+    """Replay recorded steps in a process without rlplug, and return the largest differences, for the manifest.
+
+    Raises:
+        RunError: it fails there, or differs by more than ``limit``.
+    """
+    steps = path.with_name("steps.npz")
+    arrays = {f"in.{name}": x for name, x in played.inputs.items()} | {f"to.{k}": x for k, x in played.outputs.items()}
+    np.savez(steps, start=policy.start, **arrays)
+    command = [sys.executable, "-P", str(export_replay.__file__), str(path), str(steps)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    steps.unlink()
+    if done.returncode:
+        reason = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
+        raise RunError(f"{path.name} does not run without rlplug: {reason[0]}; nothing was written")
+    found = json.loads(done.stdout.splitlines()[-1])
+    largest = found["largest_difference"]
+    if not largest <= limit:
+        worst = max(found["by_output"], key=found["by_output"].get)
+        said = f"{path.name} differs from the policy by {largest:.2g} in {worst!r}, more than {limit:g}"
+        raise RunError(f"{said}, in {played.steps:,} recorded steps; nothing was written")
+    return {"steps": played.steps, "episodes": played.episodes, "limit": limit, **found}
+
+
+def _folder(checkpoint: Checkpoint, format: str, to: str | Path | None) -> Path:
+    if to is None:
+        run = checkpoint.path.parent.parent if checkpoint.path.parent.name == FOLDER else checkpoint.path.parent
+        folder = run / "exports" / f"{format}-{checkpoint.manifest['env_steps']}"
+    else:
+        folder = Path(to)
+    if folder.exists() and not (folder / MANIFEST).exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigError("", f"--to {folder}: it is there, and holds no export; choose another folder")
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError("", f"--to {folder} cannot be written: {error.strerror}") from None
+    return folder
+
+
+def _environments(
+    checkpoint: Checkpoint, ctx: RunContext, overrides: Sequence[str]
+) -> Callable[[EnvShard], VecEnv]:
+    """Return what makes the environments to record in.
+
+    Raises:
+        ConfigError: the run has only recorded episodes, or the overrides change the spaces.
+    """
+    from rlplug.config.changes import change  # here, because it imports Hydra
+
+    raw = change(migrate(checkpoint.manifest["config"], ("env",)), overrides, ("env",), "an export may change env only")
+    if raw["env"]["name"] == checkpoint.manifest["config"]["env"]["name"]:
+        check_installed({"env": checkpoint.manifest["plugins"]["env"]})
+    env = choose("env", "env", raw["env"])
+
+    def make(shard: EnvShard) -> VecEnv:
+        made = env.build(ctx.derive(shard=shard))
+        difference = mismatch(ctx.spec, replace(made.spec, max_episode_steps=ctx.spec.max_episode_steps))
+        if difference or not made.traits.playable:
+            made.close()
+            why = difference or "has only recorded episodes: env=<one to play> for the steps that check the export"
+            raise ConfigError("env", f"{'is not what the policy was trained on: ' if difference else ''}{why}")
+        return made
+
+    return make
+
+
+def _about(checkpoint: Checkpoint, policy: Policy, format: str) -> dict[str, Any]:
+    manifest = checkpoint.manifest
+    return {
+        "format": format,
+        "file": FILES[format],
+        "run": manifest["run"],
+        "checkpoint": str(checkpoint.path),
+        "env_steps": manifest["env_steps"],
+        "updates": manifest["updates"],
+        "algo": manifest["config"]["algo"]["name"],
+        "env": manifest["config"]["env"],
+        "inputs": [x.json() for x in policy.inputs],
+        "outputs": [x.json() for x in policy.outputs],
+        "versions": {name: metadata.version(name) for name in PACKAGES if find_spec(name)},
+    }
+
+
+def _pruned(module: Any) -> Any:
+    """Remove the weights that a graph does not read, such as those of critics."""
+    for node in list(module.graph.nodes):
+        if node.op == "get_attr" and not node.users:
+            module.graph.erase_node(node)
+    module.recompile()
+    read = {node.target for node in module.graph.nodes if node.op == "get_attr"}
+    for path, inner in list(module.named_modules()):
+        for name in [*inner._parameters, *inner._buffers]:
+            if f"{path}.{name}".lstrip(".") not in read:
+                delattr(inner, name)
+    return module
+
+
+def _reason(error: Exception) -> str:
+    """Return why torch.export failed: the operation, and what to do."""
+    text = str(error).strip()
+    if "specialized it to be a constant" in text:
+        return "its code fixes the size of the batch, as len(x) does; take x.shape[0] in act(), and in the model"
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(TORCH)]
+    at = frames[-1]
+    where = f"{Path(at.filename).name}, line {at.lineno}, `{at.line}`"
+    operator = getattr(error, "func", None)
+    what = f"{operator} in {where}" if operator is not None else where
+    first = text.splitlines()[0] if text else type(error).__name__
+    return f"{what} ({first}); act() may only use operations of torch that do not read the values of tensors"
