@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 from torch.export import Dim, ExportedProgram
 
 from rlplug.agent import load
@@ -96,7 +97,12 @@ def export(
 
 
 def exported(policy: Policy) -> ExportedProgram:
-    """Return the policy as a program with only the weights that it reads, for any size of the batch.
+    """Return ``traced`` with only the weights that it reads, without those of critics."""
+    return traced(policy, _pruned(traced(policy).module()))
+
+
+def traced(policy: Policy, module: nn.Module | None = None) -> ExportedProgram:
+    """Return the policy, or a module that computes the same, as a program for any size of the batch.
 
     Raises:
         ConfigError: it reads values of tensors, calls another library or fixes the size of the batch.
@@ -106,10 +112,9 @@ def exported(policy: Policy) -> ExportedProgram:
     try:
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            program: Any = torch.export.export(policy, (example,), dynamic_shapes=shapes)
-            return torch.export.export(_pruned(program.module()), (example,), dynamic_shapes=shapes)
+            return torch.export.export(module or policy, (example,), dynamic_shapes=shapes)
     except Exception as error:
-        raise ConfigError("", f"the policy cannot be exported: {_reason(error)}") from None
+        raise ConfigError("", f"the policy cannot be exported: {reason_of(error)}") from None
 
 
 def write(program: ExportedProgram, policy: Policy, path: Path) -> None:
@@ -222,7 +227,7 @@ def _pruned(module: Any) -> Any:
     return module
 
 
-def _reason(error: Exception) -> str:
+def reason_of(error: Exception) -> str:
     """Return why torch.export failed: the operation, and what to do."""
     text = str(error).strip()
     if "specialized it to be a constant" in text:
