@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import tempfile
 import traceback
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +15,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 from torch.export import Dim, ExportedProgram
@@ -88,7 +88,7 @@ def export(
     with atomic.renamed(folder) as partial:
         partial.mkdir(parents=True)
         write(program, policy, partial / FILES[format])
-        about["replay"] = replayed(partial / FILES[format], played, policy)
+        (about["replay"],) = replayed({partial / FILES[format]: played})
         about["files"] = {file.name: file.stat().st_size for file in sorted(partial.iterdir())}
         atomic.write(partial / MANIFEST, json.dumps(about, indent=1).encode())
         if folder.exists():
@@ -130,28 +130,30 @@ def write(program: ExportedProgram, policy: Policy, path: Path) -> None:
     atomic.flush(path)
 
 
-def replayed(path: Path, played: Record, policy: Policy, limit: float = LIMIT) -> dict[str, Any]:
-    """Replay recorded steps in a process without rlplug, and return the largest differences, for the manifest.
+def replayed(played: Mapping[Path, Record], limit: float = LIMIT) -> list[dict[str, Any]]:
+    """Replay the recorded steps of each file in a process without rlplug, and return the differences for manifests.
 
     Raises:
         RunError: it fails there, or differs by more than ``limit``.
     """
-    steps = path.with_name("steps.npz")
-    arrays = {f"in.{name}": x for name, x in played.inputs.items()} | {f"to.{k}": x for k, x in played.outputs.items()}
-    np.savez(steps, start=policy.start, **arrays)
-    command = [sys.executable, "-P", str(export_replay.__file__), str(path), str(steps)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    steps.unlink()
+    command = [sys.executable, "-P", str(export_replay.__file__)]
+    with tempfile.TemporaryDirectory() as folder:
+        for i, (path, recorded) in enumerate(played.items()):
+            steps = Path(folder) / f"{i}.npz"
+            recorded.save(steps)
+            command += [str(path), str(steps)]
+        done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         reason = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
-        raise RunError(f"{path.name} does not run without rlplug: {reason[0]}; nothing was written")
-    found = json.loads(done.stdout.splitlines()[-1])
-    largest = found["largest_difference"]
-    if not largest <= limit:
-        worst = max(found["by_output"], key=found["by_output"].get)
-        said = f"{path.name} differs from the policy by {largest:.2g} in {worst!r}, more than {limit:g}"
-        raise RunError(f"{said}, in {played.steps:,} recorded steps; nothing was written")
-    return {"steps": played.steps, "episodes": played.episodes, "limit": limit, **found}
+        raise RunError(f"the export does not run without rlplug: {reason[0]}; nothing was written")
+    each = [json.loads(line) for line in done.stdout.splitlines()]
+    for found, (path, recorded) in zip(each, played.items(), strict=True):
+        if not found["largest_difference"] <= limit:
+            worst = max(found["by_output"], key=found["by_output"].get)
+            differs = f"{path.name} differs from the policy by {found['largest_difference']:.2g} in {worst!r}"
+            raise RunError(f"{differs}, in {recorded.steps:,} steps; at most {limit:g} is right; nothing was written")
+        found |= {"steps": recorded.steps, "episodes": recorded.episodes, "limit": limit}
+    return each
 
 
 def _folder(checkpoint: Checkpoint, format: str, to: str | Path | None) -> Path:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,15 +25,25 @@ AT_ONCE = 4  # episodes of the first job; further jobs double it
 
 @dataclass(frozen=True)
 class Record:
-    """Steps of one environment, episode after episode; arrays ``[steps, ...]`` by the names of the policy's fields."""
+    """Steps of one environment, episode after episode; arrays ``[steps, ...]`` by the names of the policy's fields.
+
+    Args:
+        start: first of the discrete actions.
+    """
 
     inputs: dict[str, np.ndarray]
     outputs: dict[str, np.ndarray]
+    start: np.ndarray
     episodes: int
 
     @property
     def steps(self) -> int:
         return len(self.outputs["action"])
+
+    def save(self, path: Path) -> None:
+        """Write the file that ``export_replay`` reads."""
+        arrays = {f"in.{name}": x for name, x in self.inputs.items()} | {f"to.{k}": x for k, x in self.outputs.items()}
+        np.savez(path, start=self.start, **arrays)
 
 
 def record(policy: Policy, ctx: RunContext, make: Callable[[EnvShard], VecEnv], steps: int) -> Record:
@@ -64,7 +75,7 @@ def record(policy: Policy, ctx: RunContext, make: Callable[[EnvShard], VecEnv], 
                 outputs[name].append(x[0].numpy())
     found = {name: np.stack(x) for name, x in outputs.items()}
     found["action"] = rows["action"]
-    return Record(inputs | memory, found, int(firsts.sum()))
+    return Record(inputs | memory, found, policy.start, int(firsts.sum()))
 
 
 def _played(

@@ -1,9 +1,9 @@
 """Replays recorded steps in an exported policy, in a process that cannot import rlplug.
 
-    python -P export_replay.py <policy.onnx or policy.pt2> <steps.npz>
+    python -P export_replay.py <policy.onnx or policy.pt2> <steps.npz> [<policy> <steps> ...]
 
-It runs the policy twice: step by step, with the carry that it returned itself, and on all steps at once, with the
-recorded carry. It prints one JSON object with the largest difference of every output from the recorded one.
+It runs each policy twice: step by step, with the carry that it returned itself, and on all steps at once, with the
+recorded carry. It prints a line of JSON for each, with the largest difference of every output from the recorded one.
 """
 
 import json
@@ -94,16 +94,17 @@ def preference(scores, action):
     return (gap / np.maximum(1.0, np.abs(rows.max(-1)))).reshape(action.shape)
 
 
-def main(policy, recorded):
+def main(*arguments):
     sys.meta_path.insert(0, Blocked())
-    data = np.load(recorded)
-    inputs, outputs = ({key[3:]: data[key] for key in data if key.startswith(of)} for of in ("in.", "to."))
-    run, runtime = (onnx_policy if policy.endswith(".onnx") else torch_policy)(policy)
-    tried = step_by_step(run, inputs, len(outputs["action"])), run(inputs)
-    largest = [differences(found, outputs, data["start"]) for found in tried]
-    by_output = {name: max(each[name] for each in largest) for name in outputs}
-    assert "rlplug" not in sys.modules
-    print(json.dumps({"runtime": runtime, "largest_difference": max(by_output.values()), "by_output": by_output}))
+    for policy, recorded in zip(arguments[::2], arguments[1::2], strict=True):
+        data = np.load(recorded)
+        inputs, outputs = ({key[3:]: data[key] for key in data if key.startswith(of)} for of in ("in.", "to."))
+        run, runtime = (onnx_policy if policy.endswith(".onnx") else torch_policy)(policy)
+        tried = step_by_step(run, inputs, len(outputs["action"])), run(inputs)
+        largest = [differences(found, outputs, data["start"]) for found in tried]
+        by_output = {name: max(each[name] for each in largest) for name in outputs}
+        assert "rlplug" not in sys.modules
+        print(json.dumps({"runtime": runtime, "largest_difference": max(by_output.values()), "by_output": by_output}))
 
 
 if __name__ == "__main__":
