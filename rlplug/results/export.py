@@ -31,6 +31,8 @@ from rlplug.results import export_replay
 from rlplug.results.export_policy import Policy
 from rlplug.results.export_record import Record, record
 from rlplug.results.onnx import require_onnx, write_onnx
+from rlplug.results.page import environment, page
+from rlplug.results.page import runtime as load_runtime
 from rlplug.types import ConfigError, RunError
 
 FILES = {"onnx": "policy.onnx", "torch": "policy.pt2", "html": "policy.onnx"}
@@ -82,13 +84,20 @@ def export(
     agent = load(checkpoint.path)
     make = _environments(checkpoint, agent.ctx, overrides)
     policy = Policy(agent.algorithm, agent.ctx, agent.normalize)
+    about, loaded = _about(checkpoint, policy, format), None
+    if format == "html":
+        limit = agent.spec.max_episode_steps
+        about["page"] = environment(about["env"], [x.name for x in policy.inputs], limit)
+        loaded = load_runtime(runtime)
     program = exported(policy)
     played = record(policy, agent.ctx, make, steps)
-    about = _about(checkpoint, policy, format)
     with atomic.renamed(folder) as partial:
         partial.mkdir(parents=True)
         write(program, policy, partial / FILES[format])
         (about["replay"],) = replayed({partial / FILES[format]: played})
+        if loaded is not None:
+            text = page(about, (partial / FILES[format]).read_bytes(), loaded)
+            atomic.write(partial / "index.html", text.encode())
         about["files"] = {file.name: file.stat().st_size for file in sorted(partial.iterdir())}
         atomic.write(partial / MANIFEST, json.dumps(about, indent=1).encode())
         if folder.exists():
