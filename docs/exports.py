@@ -1,10 +1,11 @@
 """Write docs/exports.md: what exports of every algorithm with every kind of model differ by from the policy.
 
-    python docs/exports.py             # train, export and replay all of them (half an hour)
-    python docs/exports.py ppo sac     # print these algorithms' rows, and write nothing
+    python docs/exports.py             # train, export and replay those that exports.json lacks, and write both files
+    python docs/exports.py ppo sac     # these algorithms again
+    python docs/exports.py --page      # write the page only, from exports.json
 
 A run of docs/matrix.json is trained for an update, its policy is exported to ONNX and torch.export, and 1,000 recorded
-steps are replayed in a process without rlplug.
+steps are replayed in a process without rlplug. An algorithm takes half a minute of CPU time.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from rlplug.results.export import FILES, LIMIT, exported, replayed, write
 from rlplug.results.export_policy import Policy
@@ -23,7 +25,7 @@ from rlplug.testing.checks.runs import play
 from rlplug.types import ConfigError, RunError
 
 DOCS = Path(__file__).parent
-PAGE = DOCS / "exports.md"
+PAGE, FOUND = (DOCS / f"exports.{end}" for end in ("md", "json"))
 FORMATS = ("onnx", "torch")
 STEPS = 1000
 MODELS: dict[str, Callable[[Cell], bool]] = {
@@ -90,28 +92,39 @@ def _exported(cell: Cell, paths: Sequence[Path], steps: int) -> dict[Path, Recor
         trainer.close()
 
 
-def rows(names: Sequence[str]) -> Iterator[str]:
-    """Yield the rows of the table, one for each algorithm."""
-    for name, of in cells().items():
-        if not names or name in names:
-            found = dict(zip(of, differences(list(of.values())), strict=True))
-            row = [f"{_figures(found[m])}<br>{_said(of[m])}" if m in of else "–" for m in MODELS]
-            yield f"| {' | '.join([name, *row])} |\n"
+def find(name: str) -> dict[str, Any]:
+    """Return the runs of an algorithm and the largest differences of their exports, by model."""
+    of = cells()[name]
+    found = zip(of, differences(list(of.values())), strict=True)
+    return {model: {"run": str(of[model]), **dict(zip(FORMATS, figures, strict=True))} for model, figures in found}
 
 
-def _figures(found: Sequence[float]) -> str:
-    return " / ".join(f"{x:.1e}" for x in found)
+def page(found: Mapping[str, Any]) -> str:
+    return INTRO + "".join(_row(name, found[name]) for name in cells() if name in found)
 
 
-def _said(cell: Cell) -> str:
-    said = f"{cell.observation}, {cell.action}"
-    return f"{said}, normalized" if cell.normalization == "all" else said
+def _row(name: str, of: Mapping[str, Any]) -> str:
+    row = [name]
+    for model in MODELS:
+        if model not in of:
+            row.append("–")
+            continue
+        cell = Cell(*of[model]["run"].split())
+        said = f"{cell.observation}, {cell.action}{', normalized' * (cell.normalization == 'all')}"
+        row.append(f"{' / '.join(f'{of[model][format]:.1e}' for format in FORMATS)}<br>{said}")
+    return f"| {' | '.join(row)} |\n"
+
+
+def main(names: Sequence[str]) -> None:
+    found = json.loads(FOUND.read_text(encoding="utf-8")) if FOUND.exists() else {}
+    if names != ["--page"]:
+        for name in names or [name for name in cells() if name not in found]:
+            found[name] = find(name)
+            print(_row(name, found[name]), end="", flush=True)
+            ordered = {name: found[name] for name in cells() if name in found}
+            FOUND.write_text(json.dumps(ordered, indent=1) + "\n", encoding="utf-8")
+    PAGE.write_text(page(found), encoding="utf-8")
 
 
 if __name__ == "__main__":
-    lines = []
-    for line in rows(sys.argv[1:]):
-        print(line, end="", flush=True)
-        lines.append(line)
-    if not sys.argv[1:]:
-        PAGE.write_text(INTRO + "".join(lines), encoding="utf-8")
+    main(sys.argv[1:])
