@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.export import Dim, ExportedProgram
+from torch.fx import GraphModule
 
 from rlplug.agent import load
 from rlplug.api import VecEnv
@@ -106,8 +107,12 @@ def export(
 
 
 def exported(policy: Policy) -> ExportedProgram:
-    """Return ``traced`` with only the weights that it reads, without those of critics."""
-    return traced(policy, _pruned(traced(policy).module()))
+    """Return ``traced`` with only the weights that it reads, without those of critics, and without paths of its code."""
+    program = traced(policy, _pruned(traced(policy).module()))
+    for module in program.graph_module.modules():
+        for node in module.graph.nodes if isinstance(module, GraphModule) else ():
+            node.meta.pop("stack_trace", None)
+    return program
 
 
 def traced(policy: Policy, module: nn.Module | None = None) -> ExportedProgram:
@@ -213,7 +218,7 @@ def _about(checkpoint: Checkpoint, policy: Policy, format: str) -> dict[str, Any
         "format": format,
         "file": FILES[format],
         "run": manifest["run"],
-        "checkpoint": str(checkpoint.path),
+        "checkpoint": checkpoint.path.name,
         "env_steps": manifest["env_steps"],
         "updates": manifest["updates"],
         "algo": manifest["config"]["algo"]["name"],

@@ -28,7 +28,7 @@ from rlplug.testing.checks.runs import play
 from rlplug.types import ConfigError, RunError
 
 TINY = ("hardware=cpu", "logger=[]", "eval.every=0", "eval.episodes=1", "tuned=none")
-PPO = (*TINY, "algo=ppo", "total_steps=128", "rollout_fragment_length=64", "algo.sgd_minibatch_size=64")
+PPO = (*TINY, "algo=ppo", "num_envs=2", "total_steps=128", "rollout_fragment_length=64", "algo.sgd_minibatch_size=64")
 CELLS = (
     Cell("ppo", "vector", "discrete+mask", normalization="all"),
     Cell("ppo", "dict", "multi_discrete+mask", recurrence="lstm", normalization="all"),
