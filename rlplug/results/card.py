@@ -1,4 +1,4 @@
-"""Model cards: a folder with the policy of a run, its description in the form of the Hugging Face hub, and its curve."""
+"""Model cards: folders with the policy of a run and its description, in the form of the Hugging Face hub."""
 
 from __future__ import annotations
 

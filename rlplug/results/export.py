@@ -107,7 +107,7 @@ def export(
 
 
 def exported(policy: Policy) -> ExportedProgram:
-    """Return ``traced`` with only the weights that it reads, without those of critics, and without paths of its code."""
+    """Return ``traced`` with only the weights that it reads, not those of critics, and without paths of code."""
     program = traced(policy, _pruned(traced(policy).module()))
     for module in program.graph_module.modules():
         for node in module.graph.nodes if isinstance(module, GraphModule) else ():
@@ -185,9 +185,7 @@ def _folder(checkpoint: Checkpoint, format: str, to: str | Path | None) -> Path:
     return folder
 
 
-def _environments(
-    checkpoint: Checkpoint, ctx: RunContext, overrides: Sequence[str]
-) -> Callable[[EnvShard], VecEnv]:
+def _environments(checkpoint: Checkpoint, ctx: RunContext, overrides: Sequence[str]) -> Callable[[EnvShard], VecEnv]:
     """Return what makes the environments to record in.
 
     Raises:

@@ -45,8 +45,8 @@ class Policy(nn.Module):
 
     Inputs and outputs are dicts of tensors ``[batch, ...]`` by name: ``inputs`` and ``outputs`` describe them. A
     nested observation or carry has one name per leaf, such as ``obs.image`` or ``carry.policy.h``. The output
-    ``next_carry.policy.h`` is the input ``carry.policy.h`` of the next step. ``scores`` are the numbers of which a discrete action is
-    the largest, such as logits or Q-values.
+    ``next_carry.policy.h`` is the input ``carry.policy.h`` of the next step. ``scores`` are the numbers by which a
+    discrete action was chosen, such as logits or Q-values.
 
     Args:
         normalize: module that normalizes observations.
@@ -77,12 +77,16 @@ class Policy(nn.Module):
             size = flatdim(spec.extras["action_mask"])
             self.inputs.append(Field("action_mask", (size,), "bool", "actions that the environment allows"))
         if "prev_reward" in self._previous:
-            self.inputs.append(Field("reward", (), "float32", "reward of the last action, as the environment pays it; 0 at first"))
+            self.inputs.append(
+                Field("reward", (), "float32", "reward of the last action, as the environment pays it; 0 at first")
+            )
         self.stateful = bool(memory or self._previous)
         if self.stateful:
             self.inputs.append(Field("is_first", (), "bool", "first observation of an episode: clears the carry"))
         self.inputs += memory
-        act = Field("action", native.action.shape or (), str(native.action.dtype), f"{ACTION}: {in_words(native.action)}")
+        act = Field(
+            "action", native.action.shape or (), str(native.action.dtype), f"{ACTION}: {in_words(native.action)}"
+        )
         self.outputs = [act, *(replace(x, name=f"{NEXT}{x.name}") for x in memory)]
         with torch.no_grad():
             found = self(self.example(2))
@@ -99,7 +103,9 @@ class Policy(nn.Module):
 
     def forward(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the outputs for the inputs of ``[batch, ...]``."""
-        seen = {name: x - torch.as_tensor(self.starts[name]) if name in self.starts else x for name, x in inputs.items()}
+        seen = {
+            name: x - torch.as_tensor(self.starts[name]) if name in self.starts else x for name, x in inputs.items()
+        }
         some = next(iter(seen.values()))
         first = seen["is_first"] if self.stateful else some.new_zeros(some.shape[0], dtype=torch.bool)
         step: Batch = {"obs": self.normalize(_nested(self.observation, seen, "obs")), "is_first": first}

@@ -142,7 +142,7 @@ def _downloaded() -> Path:
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rlplug"
     if (cache / name).exists():
         return cache / name
-    url = f"{os.environ.get('npm_config_registry') or REGISTRY}".rstrip("/") + f"/{PACKAGE}/-/{name}"
+    url = f"{os.environ.get('NPM_CONFIG_REGISTRY') or REGISTRY}".rstrip("/") + f"/{PACKAGE}/-/{name}"
     otherwise = f"--runtime <file> takes it from `npm pack {PACKAGE}@{VERSION}`"
     try:
         with urllib.request.urlopen(url, timeout=60) as answer:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import onnxruntime
@@ -14,10 +13,9 @@ import torch
 from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete
 from torch import nn
 
-from rlplug import compose, load, registry
-from rlplug.__main__ import main
+from rlplug import compose, load
+from rlplug.cli import main
 from rlplug.envs.spaces import execute
-from rlplug.nn.moments import SpaceMoments
 from rlplug.results import export as module
 from rlplug.results.export import FILES, LIMIT, export, exported, replayed, write
 from rlplug.results.export_policy import Policy, _Native
@@ -41,7 +39,10 @@ CELLS = (
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs") / "ppo"
-    train(compose([*PPO, "env=cartpole", "model=gru", "preprocess.normalize_obs=true"]), folder)
+    train(
+        compose([*PPO, "env=cartpole", "model=gru", "algo.vf_share_layers=true", "preprocess.normalize_obs=true"]),
+        folder,
+    )
     return folder
 
 
@@ -83,7 +84,7 @@ def test_exports_replay_what_was_recorded(cell, tmp_path):
 def test_a_folder_with_policy_and_manifest(run, capfd):
     assert main(["export", str(run), "--steps", "50"]) == 0
     assert "replayed    50 steps of " in capfd.readouterr().out
-    folder = run / "exports" / "onnx-128"
+    (folder,) = (run / "exports").glob("onnx-*")
     manifest = json.loads((folder / "manifest.json").read_text())
     assert sorted(path.name for path in folder.iterdir()) == ["manifest.json", "policy.onnx"]
     assert manifest["files"] == {"policy.onnx": (folder / "policy.onnx").stat().st_size}
@@ -93,12 +94,14 @@ def test_a_folder_with_policy_and_manifest(run, capfd):
     assert [x["name"] for x in manifest["inputs"]] == ["obs", "is_first", "carry.policy.h"]
     assert [x["name"] for x in manifest["outputs"]] == ["action", "next_carry.policy.h", "scores"]
     assert manifest["outputs"][0]["meaning"] == "action as the environment takes it, in its units: Discrete(2)"
-    assert (manifest["algo"], manifest["env_steps"], manifest["env"]["id"]) == ("ppo", 128, "CartPole-v1")
+    assert (manifest["algo"], manifest["env"]["id"]) == ("ppo", "CartPole-v1")
+    assert folder.name == f"onnx-{manifest['env_steps']}"
+    assert 0 < manifest["env_steps"] <= 128
     assert 0 <= manifest["replay"]["largest_difference"] <= 1e-5
     assert manifest["replay"]["episodes"] > 1
 
     # several environments at once act as load().act does, also where an episode ends
-    agent, carry = load(run), np.zeros((3, 64), np.float32)
+    agent = load(run)
     carry = np.zeros((3, *manifest["inputs"][2]["shape"][1:]), np.float32)
     first, random = np.ones(3, np.bool_), np.random.default_rng(0)
     for t in range(10):
@@ -152,7 +155,6 @@ def test_observations_that_count_from_another_number(tmp_path):
     """The environment's own numbers are the inputs."""
     trainer, policy = trained(Cell("ppo", "discrete", "discrete"))
     policy.starts = {"obs": 3}
-    policy.inputs = [x for x in policy.inputs]
     recorded = played(trainer, policy, 30)
     assert recorded.inputs["obs"].min() >= 3
     path = tmp_path / "policy.pt2"
@@ -171,7 +173,7 @@ def test_observations_that_count_from_another_number(tmp_path):
         (["--steps", "0"], "--steps 0: at least 1"),
         (["--steps", "many"], "argument --steps: invalid int value: 'many'; see rlplug export --help"),
         (["--fast"], "unrecognized arguments: --fast; see rlplug export --help"),
-        (["seed=1"], "seed: an export may change env only"),
+        (["seed=1"], "seed: cannot be changed: an export may change env only"),
         (["env=pendulum"], "env: is not what the policy was trained on: "),
     ],
 )
@@ -248,8 +250,3 @@ def test_what_cannot_be_exported_names_the_operation(layer, format, says, tmp_pa
     assert str(caught.value).startswith("the policy cannot be exported")
     assert "\n" not in str(caught.value)
     trainer.close()
-
-
-def test_runs_without_an_environment_need_one_to_be_checked_in(tmp_path):
-    assert "recorded" in registry.names("env")
-    assert SpaceMoments is not None

@@ -79,6 +79,8 @@ def check_model_export(model: Any, space: spaces.Space[Any], what: str) -> None:
             (features, after), (expected, wanted) = program(*given), model(*given)
     except Exception as error:
         raise AssertionError(f"{what}: `rlplug export` refuses a policy with it: {reason_of(error)}") from None
-    pairs = zip(tree.leaves({"features": features, **after}), tree.leaves({"features": expected, **wanted}), strict=True)
+    pairs = zip(
+        tree.leaves({"features": features, **after}), tree.leaves({"features": expected, **wanted}), strict=True
+    )
     close = all(torch.allclose(a, b, TOLERANCE, TOLERANCE) for a, b in pairs)
     require(close, f"{what}: exported, it gives other features: does forward() keep state on self?")
