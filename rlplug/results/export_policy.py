@@ -138,7 +138,8 @@ class _Native(nn.Module):
     def __init__(self, space: Space[Any]) -> None:
         super().__init__()
         self.dtype = torch.from_numpy(np.empty(0, space.dtype)).dtype
-        self.scale = self.middle = self.low = self.high = self.start = None
+        self.scale: Any = None
+        self.middle = self.low = self.high = self.start = self.scale
         if isinstance(space, Box):
             if np.isfinite([space.low, space.high]).any():
                 both = np.isfinite(space.low) & np.isfinite(space.high)

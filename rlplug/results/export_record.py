@@ -42,7 +42,9 @@ class Record:
 
     def save(self, path: Path) -> None:
         """Write the file that ``export_replay`` reads."""
-        arrays = {f"in.{name}": x for name, x in self.inputs.items()} | {f"to.{k}": x for k, x in self.outputs.items()}
+        arrays: dict[str, Any] = {f"in.{name}": x for name, x in self.inputs.items()} | {
+            f"to.{k}": x for k, x in self.outputs.items()
+        }
         np.savez(path, start=self.start, **arrays)
 
 

@@ -30,7 +30,9 @@ def check_export(case: Case) -> None:
         trainer.close()
         return
     rows = episodes(trainer, ROWS)
-    policy = Policy(trainer.algorithm, ctx, trainer.learner.normalizer)
+    normalizer = trainer.learner.normalizer
+    assert normalizer is not None
+    policy = Policy(trainer.algorithm, ctx, normalizer)
     try:
         program = traced(policy).module()
     except ConfigError as error:
