@@ -39,10 +39,10 @@ MODELS: dict[str, Callable[[Cell], bool]] = {
 INTRO = f"""# Exports of every algorithm and model
 
 `python docs/exports.py` wrote this page. Each cell is a run of the [matrix](matrix.md) that was trained for an update
-and exported as `rlplug export` does ([how](export.md)). {STEPS:,} recorded steps were replayed in a process
-without rlplug, step by step and all at once. The numbers are the largest differences of actions, scores and recurrent
-states from the policy in rlplug, in onnxruntime and in torch.export. An export that differs by more than {LIMIT:g} is
-not written. Below them stand observations, actions and what else the run had. A dash: the algorithm does not serve such a model.
+and exported as `rlplug export` does ([how](export.md)). {STEPS:,} recorded steps were replayed in a process without
+rlplug, step by step and all at once. The numbers are the largest differences of actions, scores and recurrent states
+from the policy in rlplug: in onnxruntime, and in torch.export. Above {LIMIT:g}, nothing is written. Below them stand
+observations and actions. A dash: the algorithm does not serve such a model.
 
 | | {" | ".join(MODELS)} |
 |{"---|" * (len(MODELS) + 1)}
