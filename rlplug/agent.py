@@ -70,7 +70,7 @@ class Agent:
             return
         ended = np.asarray(ended)
         if not len(self._first) or ended.shape != self._first.shape or ended.dtype != np.bool_:
-            raise ValueError(f"ended should be [{len(self._first)}] bool, and is {ended.shape} {ended.dtype}")
+            raise ValueError(f"ended should be [{len(self._first)}] bool, got {ended.shape} {ended.dtype}")
         self._first |= ended
 
     def act(self, obs: Any, mode: Mode = "greedy", reward: Any = None, action_mask: Any = None) -> Any:
@@ -86,7 +86,7 @@ class Agent:
             ValueError: an argument is missing, or does not fit the spaces or the current episodes.
         """
         if mode not in get_args(Mode):
-            raise ValueError(f"mode should be one of {', '.join(get_args(Mode))}, and is {mode!r}")
+            raise ValueError(f"mode should be one of {', '.join(get_args(Mode))}, got {mode!r}")
         batch, n = batched(self._native.obs, obs)
         columns = 1 if n is None else n
         self._begin(columns)
@@ -95,12 +95,12 @@ class Agent:
             step["prev_action"] = self._action
         if "prev_reward" in self._memory:
             if reward is None and not self._first.all():
-                raise ValueError("this policy sees the reward of its last action: act(obs, reward=...)")
+                raise ValueError("this policy reads the reward of its last action: act(obs, reward=...)")
             step["prev_reward"] = np.broadcast_to(np.asarray(0 if reward is None else reward, np.float32), columns)
         if "action_mask" in self.spec.extras:
             step["action_mask"] = self._mask(action_mask, columns)
         elif action_mask is not None:
-            raise ValueError("this policy was trained without masks of the allowed actions")
+            raise ValueError("this policy was trained without action masks")
         with torch.inference_mode(), self.ctx.acting(EnvShard("eval", columns, range(columns))):
             # copies, so that the caller may reuse the arrays
             seen = tree.map(lambda x: torch.from_numpy(np.array(x, order="C")).to(self.ctx.device), step)
@@ -110,7 +110,7 @@ class Agent:
             out, self._carry = self.algorithm.act(seen, self._carry, mode)
         self._action = out["action"].cpu().numpy()
         if self._action.shape != (columns, *(self._inside.action.shape or ())):
-            raise ValueError(f"the policy's actions {self._action.shape[1:]} are not of {self._inside.action}")
+            raise ValueError(f"the policy's actions {self._action.shape[1:]} do not fit {self._inside.action}")
         self._first = np.zeros(columns, np.bool_)
         action = self._execute(self._action)
         return action[0] if n is None else action
@@ -119,10 +119,10 @@ class Agent:
         size = flatdim(self.spec.extras["action_mask"])
         if mask is None:
             asked = f"act(obs, action_mask=...), [{size}] bool"
-            raise ValueError(f"this policy was trained with masks of the allowed actions: {asked}")
+            raise ValueError(f"this policy was trained with action masks: {asked}")
         mask = np.asarray(mask, np.bool_)
         if mask.shape not in ((size,), (columns, size)):
-            raise ValueError(f"action_mask has shape {[*mask.shape]}; [{size}] or [{columns}, {size}] is right")
+            raise ValueError(f"action_mask has shape {[*mask.shape]}; expected [{size}] or [{columns}, {size}]")
         if not mask.any(-1).all():
             raise ValueError("action_mask forbids every action")
         return np.broadcast_to(mask, (columns, size))
@@ -132,7 +132,7 @@ class Agent:
         if (going := len(self._first)) == columns > 0:
             return
         if going and (self._carry or self._memory):
-            raise ValueError(f"{columns} observations, but {going} episodes are going on; reset() begins new ones")
+            raise ValueError(f"{columns} observations, but {going} episodes are open; call reset() to begin new ones")
         self._first = np.ones(columns, np.bool_)
         self._carry = self.algorithm.initial_carry(columns)
         self._action = np.zeros((columns, *(self._inside.action.shape or ())), self._inside.action.dtype)
@@ -155,7 +155,7 @@ def load(path: str | Path, device: str | torch.device = "cpu", seed: int | None 
     checkpoint = find(Path(path), ("weights",), tell=warnings.warn)
     if from_json(checkpoint.manifest["spec"]).has_agents:
         raise ConfigError(
-            "env", f"{checkpoint.path} has several agents, and one policy cannot be loaded; evaluate plays them"
+            "env", f"{checkpoint.path} has several agents, so load() cannot return one policy; use evaluate()"
         )
     core = _core(checkpoint.manifest["config"] | ({} if seed is None else {"seed": seed}))
     algorithm, ctx, normalize = _restored(checkpoint, torch.device(device), core, warnings.warn)
@@ -193,7 +193,7 @@ def evaluate(
         made = env.build(ctx.derive(shard=shard))
         if difference := mismatch(ctx.spec, replace(made.spec, max_episode_steps=ctx.spec.max_episode_steps)):
             made.close()
-            raise ConfigError("env", f"is not what {checkpoint.path} was trained on: {difference}")
+            raise ConfigError("env", f"is not the environment of {checkpoint.path}: {difference}")
         return made
 
     normalize, keys, files = normalizer if normalizer.obs else None, None, None
@@ -239,7 +239,7 @@ def estimate(
     checkpoint, raw, core, plan = _opened(path, overrides, ESTIMABLE, tell, "an estimate")
     asked = core.estimate.path is None or any(re.match(r"\+*data\.path=", override) for override in overrides)
     if (paths := core.data.path if asked else core.estimate.path) is None:
-        raise ConfigError("data.path", "is missing: an estimate is made from recorded episodes, data.path=<folder>")
+        raise ConfigError("data.path", "is missing: estimates need recorded episodes, data.path=<folder>")
     algorithm, ctx, normalizer = _restored(checkpoint, torch.device(plan.accelerator), core, tell)
     if (node := raw.get("estimate_model")) is not None:
         ctx.slots = {**ctx.slots, "estimate_model": choose("model", "estimate_model", node)}
@@ -256,7 +256,7 @@ def _opened(
     """Return a checkpoint, its configuration with overrides of the keys ``may``, and the plan to use it with."""
     from rlplug.config.changes import change  # here, because it imports Hydra
 
-    checkpoint, why = find(Path(path), ("weights",), tell), f"{what} may change {', '.join(may)} only"
+    checkpoint, why = find(Path(path), ("weights",), tell), f"{what} can change only {', '.join(may)}"
     raw = change(migrate(checkpoint.manifest["config"], may), overrides, may, why)
     core, plan = _core(raw), _machine(raw, overrides, tell, what)
     set_up_torch(plan, core.deterministic)
@@ -273,11 +273,11 @@ def _machine(raw: Mapping[str, Any], overrides: Sequence[str], tell: Callable[[s
     try:
         plan: Plan = choose("hardware", "hardware", raw["hardware"]).plan()
         if plan.accelerator == "cuda" and not torch.cuda.is_available():  # the run used another machine
-            raise ConfigError("hardware", "needs a CUDA device, and none is found here")
+            raise ConfigError("hardware", "needs a CUDA device, but none was found")
     except ConfigError as error:
         if any(re.match(r"\+*hardware\b", override) for override in overrides):
             raise
-        tell(f"{what} runs on the CPU, since the run's hardware is not here: {error}")
+        tell(f"{what} runs on the CPU because the run's hardware is not available: {error}")
         return Plan()
     return plan
 
@@ -292,7 +292,7 @@ def _restored(
     """Return the algorithm with its weights, its context, and the normalization of observations."""
     manifest, raw = checkpoint.manifest, migrate(checkpoint.manifest["config"], ("algo", "model"))
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("", f"there is no device {device} here; cpu works")
+        raise ConfigError("", f"there is no device {device} here; use cpu")
     used = {key: origin for key, origin in manifest["plugins"].items() if kind_of(key) in ("algo", "model")}
     for note in check_installed(used):
         tell(note)

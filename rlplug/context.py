@@ -133,7 +133,7 @@ class EnvShard:
     role: Role
     num_envs: int
     env_ids: Sequence[int]
-    whole: bool = False  # every rank has all rows of the learner's batches
+    replicated: bool = False  # every rank has all rows of the learner's batches
 
 
 class RunContext(Context):
@@ -219,10 +219,10 @@ class RunContext(Context):
         return models[0] if len(models) == 1 else Ensemble(models)
 
     def simulator(self) -> Simulator:
-        return self._offered("simulator", "offers no simulator, which the algorithm plans with")
+        return self._offered("simulator", "has no simulator, which the algorithm needs for planning")
 
     def goals(self) -> Goals:
-        said = "has no compute_reward, by which transitions are rewarded for other goals; take buffer=replay"
+        said = "has no compute_reward, which relabeling goals needs; use buffer=replay"
         return self._offered("goals", said)
 
     def _offered(self, name: str, lacks: str) -> Any:
@@ -250,7 +250,7 @@ class RunContext(Context):
 
     def _draw(self, draw: Callable[..., Tensor], shape: Sequence[int], rows: bool, host: bool = False) -> Tensor:
         source = self.generators["host" if host and "host" in self.generators else self.role]
-        if not rows or not shape or (self.role == "learner" and (self.world_size == 1 or self.shard.whole)):
+        if not rows or not shape or (self.role == "learner" and (self.world_size == 1 or self.shard.replicated)):
             return draw(shape, generator=source, device=source.device)
         mine, *rest = shape
         if self.role == "learner":
@@ -258,7 +258,7 @@ class RunContext(Context):
             return everybody[self.rank * mine : (self.rank + 1) * mine]
         if mine != len(self.env_ids):
             said = f"a draw of {mine} rows where {len(self.env_ids)} environments act"
-            raise MisuseError(f"{said}; draw one for each, or what all share with rows=False")
+            raise MisuseError(f"{said}; draw one per environment, or shared numbers with rows=False")
         everybody = draw((self.num_envs, *rest), generator=source, device=self.device)
         return everybody if len(self.env_ids) == self.num_envs else everybody[list(self.env_ids)]
 

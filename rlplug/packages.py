@@ -68,7 +68,7 @@ def packages(group: str) -> list[Package]:
                 fields = HeaderParser().parsestr(_text(one, path, "METADATA") or _text(one, path, "PKG-INFO"))
                 stated = str(fields.get("Name", name)), str(fields.get("Version", version))
                 if re.sub(r"[-_.]+", "_", stated[0]).lower() != key or not re.fullmatch(r"[\w.!+-]{1,100}", stated[1]):
-                    raise ValueError(f"{stated!r:.100} are not name and version of {path.name!r:.100}")
+                    raise ValueError(f"{stated!r:.100} do not match the name and version of {path.name!r:.100}")
                 found.append(Package(*stated, points))
             except Exception as error:
                 found.append(Package(name, version, (), one_line(f"METADATA: {error}")))
@@ -114,7 +114,7 @@ def check_size(path: Path) -> None:
     """Raise ``ValueError`` unless this is a regular file of at most 1 MiB, ``OSError`` if it does not exist."""
     info = path.stat()
     if not stat.S_ISREG(info.st_mode):
-        raise ValueError("is no regular file")
+        raise ValueError("is not a regular file")
     if info.st_size > MOST_BYTES:
         raise ValueError(f"has {info.st_size:,} bytes, and {MOST_BYTES:,} are the limit")
 

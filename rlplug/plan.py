@@ -16,22 +16,20 @@ Placement = Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"]
 class Actors:
     """Ray actors that step the environments."""
 
-    count: NonNegativeInt = option("Actors of the whole run; 0: ranks step their environments themselves.")
-    num_cpus: NonNegativeFloat = option("CPU cores per actor, may be a fraction.")
-    num_gpus: NonNegativeFloat = option("CUDA devices per actor, may be a fraction.")
-    start_timeout_s: PositiveFloat = option("Seconds for an actor to start, including the time to find a node.")
-    timeout_s: PositiveFloat = option("Seconds without a step or a segment after which an actor is killed.")
+    count: NonNegativeInt = option("Number of actors in the run; 0: ranks step the environments themselves.")
+    num_cpus: NonNegativeFloat = option("CPU cores per actor; fractions are allowed.")
+    num_gpus: NonNegativeFloat = option("CUDA devices per actor; fractions are allowed.")
+    start_timeout_s: PositiveFloat = option("Timeout in seconds for an actor's start and placement.")
+    timeout_s: PositiveFloat = option("Timeout in seconds without a step or a segment.")
     on_failure: Literal["recreate", "ignore", "stop"] = option(
-        "When an actor dies, hangs or raises. recreate: restart it from its last state; ignore: continue without"
-        " its environments; stop: stop the run."
+        "When an actor dies, hangs or raises: recreate restarts it from its last state, ignore continues without"
+        " its environments, stop ends the run."
     )
-    max_restarts: NonNegativeInt = option("Consecutive restarts of an actor before the run stops.")
-    max_total_restarts: NonNegativeInt = option(
-        "Restarts of an actor since the run was started or resumed, before it stops."
-    )
-    backoff_s: NonNegativeFloat = option("Seconds before a restart, doubled for each consecutive one.")
+    max_restarts: NonNegativeInt = option("Maximum consecutive restarts of an actor before the run stops.")
+    max_total_restarts: NonNegativeInt = option("Maximum restarts of an actor before the run stops.")
+    backoff_s: NonNegativeFloat = option("Seconds before a restart; doubled for each consecutive restart.")
     num_aggregation_workers: NonNegativeInt = option("Actors that concatenate segments before a rank fetches them.")
-    evaluation: NonNegativeInt = option("Actors that evaluate during training; 0: the first rank evaluates.")
+    evaluation: NonNegativeInt = option("Number of Ray actors that evaluate during training; 0: rank 0 evaluates.")
 
 
 @settings
@@ -39,10 +37,10 @@ class RayCluster:
     """Ray cluster of the actors and of the ranks of ``hardware=ray``."""
 
     address: str | None = option("host:port of a cluster to join; null: start and stop a local one.")
-    object_store_memory: PositiveInt | None = option("Bytes for segments and weights; null: Ray's default.")
-    num_cpus: NonNegativeFloat = option("CPU cores per rank of hardware=ray, may be a fraction.")
-    num_gpus: NonNegativeFloat = option("CUDA devices per rank, may be a fraction; 0: learn on CPU.")
-    placement_strategy: Placement = option("Placement of these ranks on the cluster's nodes.")
+    object_store_memory: PositiveInt | None = option("Bytes of a local cluster's object store; null: Ray's default.")
+    num_cpus: NonNegativeFloat = option("CPU cores per rank of hardware=ray; fractions are allowed.")
+    num_gpus: NonNegativeFloat = option("CUDA devices per rank; fractions are allowed; 0: CPU.")
+    placement_strategy: Placement = option("Placement of the ranks of hardware=ray on the nodes of the cluster.")
 
 
 @dataclass(frozen=True)
@@ -100,9 +98,9 @@ def require_room(plan: Plan, there: Mapping[str, float], where: str) -> None:
             each = getattr(cfg, name)
             if count * each > left + 1e-6:
                 key = f"hardware.{group}.{name}"
-                way = f"{key}={left / count:.2g} shares them" if left else f"{key}=0 needs none"
+                way = f"use {key}={left / count:.2g} to share them" if left else f"use {key}=0"
                 if resource == "GPU" and whose == "ranks" and left:
-                    way = f"hardware.devices={left // each:g} can"  # NCCL needs one device per rank
+                    way = f"use hardware.devices={left // each:g}"  # NCCL needs one device per rank
                 said = f"{count} {whose} with {each:g} {what} each need more than the {left:g} of {where}{taken}; {way}"
                 raise ConfigError(f"hardware.{setting}", said)
             left, taken = left - count * each, f" that {count} {whose} leave"

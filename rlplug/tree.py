@@ -87,7 +87,7 @@ def check_like(own: Any, loaded: Any, path: str = "", exact: bool = False) -> No
     """
     if isinstance(own, Mapping) and isinstance(loaded, Mapping):
         if exact and own.keys() != loaded.keys():
-            raise ValueError(f"{path} should have the keys {', '.join(own)}, and has others")
+            raise ValueError(f"{path} should have the keys {', '.join(own)}, but has others")
         for key in own.keys() & loaded.keys():
             check_like(own[key], loaded[key], f"{path}.{key}".lstrip("."), exact)
     elif (exact or not (own is None or loaded is None)) and (one := _kind(own, exact)) != (two := _kind(loaded, exact)):

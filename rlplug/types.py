@@ -46,23 +46,23 @@ KEYS: Mapping[str, tuple[str, str, str]] = {
     "reward": ("[T+1, B]", "float32", "reward that followed the row's action"),
     "terminated": ("[T+1, B]", "bool", "the row's action ended the episode for good: no bootstrap"),
     "truncated": ("[T+1, B]", "bool", "the row's action was the last one allowed: bootstrap from the next row"),
-    "is_first": ("[T+1, B]", "bool", "first observation of an episode: recurrent state starts anew"),
+    "is_first": ("[T+1, B]", "bool", "first observation of an episode: recurrent state is reset"),
     "agent_is_first": ("[T+1, B, N]", "bool", "as is_first, of an agent: also where it begins in mid-episode"),
     "valid": ("[T+1, B]", "bool", "the row begins a transition; False on final observations and row T"),
     "action_mask": ("[T+1, B, A]", "bool", "actions allowed in the row"),
     "alive": ("[T+1, B, N]", "bool", "agents that take part in the row, and act on it"),
     "state": ("[T+1, B, ...]", "float32", "global state of a multi-agent environment"),
-    "task": ("[T+1, B, ...]", "as the space", "task that the episode is played on"),
+    "task": ("[T+1, B, ...]", "as the space", "task of the episode"),
     "logp": ("[T+1, B]", "float32", "log-probability of the action under the policy that acted"),
     "value": ("[T+1, B]", "float32", "value estimate of the policy that acted; present on row T too"),
     "dist": ("[T+1, B, ...]", "float32", "parameters of the policy that acted, for KL terms"),
     "carry": ("[T+1, B, ...]", "float32", "recurrent state before the row; in a sample [1, B, ...], before row 0"),
     "prev_reward": ("[T+1, B]", "float32", "reward of the row before; 0 where is_first"),
     "prev_action": ("[T+1, B, ...]", "as action", "action of the row before; zeros where is_first"),
-    "gradients": ("[1, n, ...]", "float32", "sums over valid rows, computed where they were played: Needs.gradients"),
+    "gradients": ("[1, n, ...]", "float32", "sums over valid rows, computed by the actor: Needs.gradients"),
     "index": ("[B]", "int64", "insertion id of the sample in its buffer"),
-    "priority": ("[B]", "float32", "new priority of a sample (feedback), or first one of a row (postprocess)"),
-    "version": ("[B]", "int64", "updates that the weights had seen with which the column was played (queue)"),
+    "priority": ("[B]", "float32", "new priority of a sample (feedback), or initial one of a row (postprocess)"),
+    "version": ("[B]", "int64", "updates of the weights with which the column was collected (queue)"),
     "return": ("[B]", "float64", "sum of the rewards of an episode of a job"),
     "length": ("[B]", "int64", "steps of an episode of a job"),
     "success": ("[B]", "float64", "whether info had is_success in the last step of an episode of a job"),
@@ -113,8 +113,8 @@ class EnvSpec:
         (group, *_) = self.groups.values()
         if self.has_agents:
             names = [f"{name} ({', '.join(group.agents) or 'one agent'})" for name, group in self.groups.items()]
-            said = f"has the agents {'; '.join(names)}, but what was chosen serves one agent"
-            raise ConfigError("env", f"{said}; take an environment of one agent, or an algorithm for several")
+            said = f"has the agents {'; '.join(names)}, but the run supports one agent"
+            raise ConfigError("env", f"{said}; use an environment of one agent, or an algorithm for several")
         return group
 
     @property

@@ -163,7 +163,7 @@ def test_other_modes_are_refused(sac: Path):
 
 
 def test_a_policy_that_was_trained_without_masks_is_given_none(sac: Path):
-    with pytest.raises(ValueError, match="trained without masks"):
+    with pytest.raises(ValueError, match="trained without action masks"):
         load(sac).act(np.zeros(3), action_mask=np.ones(7, bool))
 
 
@@ -182,9 +182,7 @@ def test_a_policy_that_was_trained_with_masks_is_given_them(tmp_path: Path):
     mask = np.arange(6) == 4
     assert agent.act(7, "random", action_mask=mask) == 4
     assert agent.act([7, 8], "explore", action_mask=[mask, ~mask])[0] == 4
-    with pytest.raises(
-        ValueError, match=r"trained with masks of the allowed actions: act\(obs, action_mask=...\), \[6\] bool"
-    ):
+    with pytest.raises(ValueError, match=r"trained with action masks: act\(obs, action_mask=...\), \[6\] bool"):
         agent.act(7)
 
 
@@ -412,9 +410,9 @@ def test_its_last_action_and_reward(counting: Path):
 def test_what_does_not_go_with_the_episodes_is_refused(counting: Path):
     agent = load(counting)
     agent.act(batch(2))
-    with pytest.raises(ValueError, match=r"this policy sees the reward of its last action: act\(obs, reward=...\)"):
+    with pytest.raises(ValueError, match=r"this policy reads the reward of its last action: act\(obs, reward=...\)"):
         agent.act(batch(2))
-    with pytest.raises(ValueError, match=r"3 observations, but 2 episodes are going on; reset\(\) begins new ones"):
+    with pytest.raises(ValueError, match=r"3 observations, but 2 episodes are open; call reset\(\) to begin new ones"):
         agent.act(batch(3), reward=0.0)
     with pytest.raises(ValueError, match=r"ended should be \[2\] bool"):
         agent.reset(np.array([True]))
@@ -444,7 +442,9 @@ def test_only_algorithm_and_models_need_be_installed(install: Install, site: Pat
     played = evaluate(run, ["env=cartpole"], notes.append)  # the same one, by another name
     assert played["eval/return_mean"] == summary(run)["eval/return_mean"]
     assert len(notes) == 1
-    assert notes[0].startswith("an evaluation runs on the CPU, since the run's hardware is not here: hardware.name: ")
+    assert notes[0].startswith(
+        "an evaluation runs on the CPU because the run's hardware is not available: hardware.name: "
+    )
 
 
 def test_an_algorithm_that_is_gone_is_named(counting: Path, site: Path):  # noqa: F811
@@ -471,7 +471,7 @@ def test_a_damaged_checkpoint_is_passed_over(sac: Path, tmp_path: Path):
     run = shutil.copytree(sac, tmp_path / "run", symlinks=True)
     newest = checkpoints(run)[0] / "weights.pt"
     newest.write_bytes(newest.read_bytes()[:-1])
-    with pytest.warns(UserWarning, match=r"is damaged or was altered: weights\.pt: .*; trying the one before"):
+    with pytest.warns(UserWarning, match=r"is damaged or was altered: weights\.pt: .*; trying the previous one"):
         assert load(run).env_steps == 400
     with pytest.raises(CheckpointError, match="is damaged or was altered"):
         load(newest.parent)
@@ -500,21 +500,21 @@ def test_no_gpu_is_needed_after_one_was_used(sac: Path, tmp_path: Path):
     notes: list[str] = []
     assert evaluate(path, (), notes.append)["eval/return_mean"] == summary(sac)["eval/return_mean"]
     assert notes == [
-        "an evaluation runs on the CPU, since the run's hardware is not here:"
-        " hardware: needs a CUDA device, and none is found here; hardware=cpu works"
+        "an evaluation runs on the CPU because the run's hardware is not available:"
+        " hardware: needs a CUDA device, but none was found; use hardware=cpu"
     ]
     assert evaluate(path, ["hardware=cpu"], notes.append)["episodes"] == 3
     assert len(notes) == 1
     evaluate(on_a_gpu(sac, tmp_path / "ray", "ray", num_gpus=1), (), notes.append)
     assert notes[1].startswith(
-        "an evaluation runs on the CPU, since the run's hardware is not here: hardware: needs a "
+        "an evaluation runs on the CPU because the run's hardware is not available: hardware: needs a "
     )
     with pytest.raises(ConfigError, match=r"^hardware: needs a CUDA device"):
         evaluate(path, ["hardware=1gpu"])
 
 
 def test_a_device_that_is_not_there(sac: Path):
-    with pytest.raises(ConfigError, match="there is no device cuda here; cpu works"):
+    with pytest.raises(ConfigError, match="there is no device cuda here; use cpu"):
         load(sac, device="cuda")
 
 
@@ -564,6 +564,6 @@ def test_a_changed_environment(sac: Path):
     changed = evaluate(sac, ["+env.kwargs.g=1"])
     assert changed["eval/return_mean"] != summary(sac)["eval/return_mean"]
     with pytest.raises(
-        ConfigError, match=r"^env: is not what .* was trained on: the observation space was Box\(.*, and"
+        ConfigError, match=r"^env: is not the environment of .*: the observation space was Box\(.*, and"
     ):
         evaluate(sac, ["env=cartpole"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import inspect
 import io
@@ -79,19 +80,24 @@ QUOTES = {"matrix.md", "mistakes.md", "options.md", "probes.md"}  # messages and
 
 
 def prose(path: Path) -> str:
-    """Comments and docstrings of a module; a page as it is."""
+    """Comments, docstrings and messages of a module; a page as it is."""
     text = path.read_text(encoding="utf-8")
     if path.suffix != ".py":
         return text
-    tokens = [*tokenize.generate_tokens(io.StringIO(text).readline)]
-    texts = [token.string for token in tokens if token.type == tokenize.COMMENT]
-    return "\n".join(texts + [token.string for token in tokens if token.string.startswith('"""')])
+    comments = [t.string for t in tokenize.generate_tokens(io.StringIO(text).readline) if t.type == tokenize.COMMENT]
+    constants = [node.value for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Constant)]
+    return "\n".join(comments + [value for value in constants if isinstance(value, str)])
 
 
-def test_pages_and_docstrings_use_the_words_of_the_field():
+def test_pages_docstrings_and_messages_use_the_words_of_the_field():
     pages = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "docs" / "adr").glob("*.md")]
     files = [*(ROOT / "rlplug").rglob("*.py"), *(page for page in pages if page.name not in QUOTES)]
     assert len(files) > 300
     found = {(str(path.relative_to(ROOT)), said[0]) for path in files for said in IDIOM.finditer(prose(path))}
     assert found == set()
     assert IDIOM.search("# it is made Anew")
+
+
+def test_messages_are_prose(tmp_path: Path):
+    (module := tmp_path / "x.py").write_text('raise ValueError(f"nobody gives {key}")  # beside it\n')
+    assert [said[0] for said in IDIOM.finditer(prose(module))] == ["beside", "nobody"]

@@ -23,7 +23,7 @@ from rlplug.distributed.rng import global_state, load_global_state, seed_global_
 from rlplug.distributed.torch_setup import set_up_torch
 from rlplug.evaluation.evaluator import EVALUATION, Evaluator
 from rlplug.registry.installed import check_same
-from rlplug.trainer.policy import TRAINING, Policy
+from rlplug.trainer.policy import TRAINING, BehaviorPolicy
 from rlplug.types import Batch, Mode, Tree
 
 Weights: TypeAlias = dict[str, np.ndarray] | None  # None: unchanged
@@ -54,7 +54,7 @@ class RemotePolicy:
         set_up_torch(plan, config.deterministic)
         resolved = ResolvedRun(config, plan, pickle.loads(spec))
         ctx = resolved.context(actor_device(plan), env_ids, world_size=plan.world_size)
-        self.policy = Policy(config, ctx, acts_only=True)
+        self.policy = BehaviorPolicy(config, ctx, acts_only=True)
         return self._begin(env_ids)
 
     def _begin(self, env_ids: range) -> Tree:

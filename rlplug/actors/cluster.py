@@ -104,7 +104,7 @@ def _init(cfg: RayCluster, address: str | None) -> None:
             raise RunError(f"Ray cannot be started on this machine: {reason}") from error
         raise ConfigError(
             "hardware.ray.address",
-            f"Ray cannot be joined at {address}: {reason}; this machine has to be part of the cluster:"
+            f"Ray cannot be joined at {address}: {reason}; this machine must be part of the cluster:"
             f" ray start --address={address}",
         ) from error
     finally:
@@ -160,14 +160,14 @@ def _require_answer(address: str) -> None:
         if "InvalidAuthToken" in done.stderr:
             raise ConfigError(
                 "hardware.ray.address",
-                f"Ray at {address} asks for its token: copy ~/.ray/auth_token of the cluster's first machine to this"
+                f"Ray at {address} requires a token: copy ~/.ray/auth_token from the cluster's first machine to this"
                 " one",
             )
         reason = "another program listens there"
     raise ConfigError(
         "hardware.ray.address",
-        f"no Ray answers at {address} ({reason}); start a cluster with ray start --head, or set null to use this"
-        " machine alone",
+        f"no Ray cluster answers at {address} ({reason}); start one with ray start --head, or use null to run on"
+        " this machine only",
     )
 
 

@@ -21,7 +21,7 @@ from rlplug.collection.segment import CORE, copied
 from rlplug.context import ResolvedRun
 from rlplug.evaluation.evaluator import shares_of
 from rlplug.trainer.gradients import SegmentGradients
-from rlplug.trainer.policy import Policy
+from rlplug.trainer.policy import BehaviorPolicy
 from rlplug.types import Batch, Progress, RunError, Tree, Weights, groups_of
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 class RayCollector:
     """``api.Collector`` over Ray actors, each of which is a shard of this rank's environments."""
 
-    def __init__(self, policy: Policy, resolved: ResolvedRun, progress: Progress) -> None:
+    def __init__(self, policy: BehaviorPolicy, resolved: ResolvedRun, progress: Progress) -> None:
         assert resolved.plan.actors is not None
         self.policy, self.resolved, self.progress = policy, resolved, progress
         self.cfg, self.env_ids = resolved.plan.actors, policy.ctx.env_ids
@@ -168,7 +168,7 @@ class AsyncEval:
         ConfigError: the actors cannot run as configured.
     """
 
-    def __init__(self, policy: Policy, resolved: ResolvedRun) -> None:
+    def __init__(self, policy: BehaviorPolicy, resolved: ResolvedRun) -> None:
         from rlplug.actors.pool import ActorPool
 
         actors = resolved.plan.actors

@@ -9,39 +9,39 @@ import torch
 from torch import Tensor, nn
 
 from rlplug import tree
-from rlplug.trainer.policy import Policy, changes_actions
+from rlplug.trainer.policy import BehaviorPolicy, changes_actions
 from rlplug.types import Tree
 
 
-def acting_weights(policy: Policy) -> dict[str, Any]:
+def acting_weights(policy: BehaviorPolicy) -> dict[str, Any]:
     """Return the algorithm's weights for acting, which change with every update, as arrays."""
     state = policy.algorithm.state_dict()
     return {key: state[key].detach().cpu().numpy() for key in policy.algorithm.actor_keys()}
 
 
-def load_acting_weights(policy: Policy, weights: dict[str, Any]) -> None:
+def load_acting_weights(policy: BehaviorPolicy, weights: dict[str, Any]) -> None:
     tensors = {key: torch.tensor(value) for key, value in weights.items()}  # a copy, because shared memory is read-only
     policy.algorithm.load_state_dict(tensors, strict=False)
 
 
-def _modules(policy: Policy) -> dict[str, Any]:
+def _modules(policy: BehaviorPolicy) -> dict[str, Any]:
     """Return the modules other than the algorithm whose state affects acting."""
     exploration = {name: extra for name, extra in policy.exploration.items() if changes_actions(type(extra))}
     moments = {name: x for name in ("obs", "reward") if (x := getattr(policy.normalizer, name)) is not None}
     return {"normalizer": nn.ModuleDict(moments), "exploration": exploration}
 
 
-def statistics(policy: Policy) -> Tree:
+def statistics(policy: BehaviorPolicy) -> Tree:
     """Return the other, small state that affects acting: running moments, exploration, schedules."""
     return tree.map(_host, _modules(policy)) | {"step": policy.ctx.schedules.step}
 
 
-def load_statistics(policy: Policy, statistics: Tree) -> None:
+def load_statistics(policy: BehaviorPolicy, statistics: Tree) -> None:
     tree.map(lambda module, state: module.load_state_dict(state), _modules(policy), statistics)
     policy.ctx.schedules.refresh(statistics["step"])
 
 
-def changed_exploration(policy: Policy, statistics: Tree) -> Tree:
+def changed_exploration(policy: BehaviorPolicy, statistics: Tree) -> Tree:
     """Return the exploration state that acting changed since ``load_statistics(policy, statistics)``."""
     told = statistics["exploration"]
     return {
@@ -50,7 +50,7 @@ def changed_exploration(policy: Policy, statistics: Tree) -> Tree:
     }
 
 
-def merge_exploration(policy: Policy, actors: Sequence[Tree]) -> None:
+def merge_exploration(policy: BehaviorPolicy, actors: Sequence[Tree]) -> None:
     """Average exploration state changed remotely, by actors with different environments, into the policy.
 
     State not changed by acting keeps the learner's value, which the learner may have updated.

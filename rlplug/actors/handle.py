@@ -23,8 +23,8 @@ from rlplug.types import Batch, ConfigError, RunError, Tree
 MAX_BACKOFF_S = 60.0
 FULL = (ObjectStoreFullError, OutOfDiskError)
 MAKE_ROOM = (
-    "more disk or hardware.ray.object_store_memory gives Ray more room; a smaller model, fewer rows or environments in"
-    " a round need less"
+    "free disk space or raise hardware.ray.object_store_memory, or use a smaller model, or fewer rows or environments"
+    " per round"
 )
 
 
@@ -193,7 +193,7 @@ class ActorHandle:
         if silent > limit:
             short = self.short_of() if starting else ""
             way = f"; the cluster has no {short} free: see hardware.actors.num_cpus and num_gpus" if short else ""
-            way = way or ("; hardware.actors.start_timeout_s gives it more time" if starting else "")
+            way = way or ("; raise hardware.actors.start_timeout_s to allow more" if starting else "")
             raise TimeoutError(f"no step for {limit:g} s; last seen {self.last_status}{way}")
 
     def short_of(self) -> str:

@@ -64,7 +64,7 @@ def on_cluster(plan: Plan, function: Callable[..., Any], *args: Any, tell: Calla
             for ref in refs:
                 ray.cancel(ref, force=len(signals) > 1, recursive=False)
             if len(signals) == 1:
-                warn("stopping after this round, with a checkpoint; Ctrl-C again: at once, without one")
+                warn("stopping after this round, with a checkpoint; press Ctrl-C again to stop at once, without one")
 
         with handle_signals(pass_on):
             try:
@@ -86,8 +86,8 @@ def _placed(plan: Plan) -> Iterator[list[dict[str, Any]]]:
         if not group.wait(PLACEMENT_S):
             raise ConfigError(
                 "hardware.ray.placement_strategy",
-                f"within {PLACEMENT_S:g} s the cluster had no room for {plan.world_size} ranks with {needed} each by"
-                f" {cfg.placement_strategy}: other programs use it, or it has too few machines",
+                f"the cluster could not place {plan.world_size} ranks with {needed} each ({cfg.placement_strategy})"
+                f" within {PLACEMENT_S:g} s: other programs use it, or it has too few machines",
             )
         places = [PlacementGroupSchedulingStrategy(group, rank) for rank in range(plan.world_size)]
         yield [{"scheduling_strategy": p, "num_cpus": cfg.num_cpus, "num_gpus": cfg.num_gpus} for p in places]

@@ -219,7 +219,7 @@ class ActorPool:
                 seen = [f"{handle}, {handle.last_status}, {now - handle.last_seen:.0f} s ago" for handle in waiting]
                 warn(f"waiting for {'; '.join(seen)}")
                 if any(h.status is Status.STARTING for h in waiting) and (short := waiting[0].short_of()):
-                    warn(f"the cluster has no {short} free for another actor at the moment")
+                    warn(f"the cluster has no {short} free for another actor")
 
     def _look_after(self, timeout: float, for_all: bool = True) -> list[ActorHandle]:
         """Wait for results, restart and kill actors as due, and return the actors still pending."""

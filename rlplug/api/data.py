@@ -60,7 +60,7 @@ class Buffer(Protocol):
         Called before any component is built.
 
         Raises:
-            ConfigError: it cannot serve these spaces.
+            ConfigError: it does not support these spaces.
         """
         return ()
 

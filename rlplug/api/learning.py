@@ -213,7 +213,7 @@ class Algorithm(Trainable):
         Raises:
             ConfigError: it does not support recurrent models, which is the default.
         """
-        raise ConfigError("model", f"{cls.__name__} cannot learn with a recurrent model; take another model")
+        raise ConfigError("model", f"{cls.__name__} cannot learn with a recurrent model; use another model")
 
     def act(self, step: Batch, carry: Batch, mode: Mode) -> tuple[Batch, Batch]:
         """Act on one row of every column.
@@ -280,13 +280,7 @@ class Exploration(Trainable):
 
     @classmethod
     def reads(cls, cfg: Any, spec: EnvSpec) -> tuple[str, ...]:
-        """Return the keys of a row that it reads, which are stored in addition to the algorithm's ``Needs.keys``.
-
-        Called before any component is built.
-
-        Raises:
-            ConfigError: it cannot serve these spaces.
-        """
+        """Return the keys of a row that it reads, as ``Buffer.reads`` does."""
         return ()
 
     def perturb(self, out: Batch, step: Batch, carry: Batch) -> tuple[Batch, Batch]:

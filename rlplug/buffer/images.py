@@ -14,7 +14,7 @@ from rlplug.types import Batch, ConfigError, RunError
 EMPTY = -1
 """marks a frame of zeros"""
 TOO_SMALL = (
-    "images hardly compress: buffer.compressed_share={} does not even hold what one sample spans; raise it, or take"
+    "images hardly compress: buffer.compressed_share={} holds less than one sample; raise it, or use"
     " buffer.compress=null"
 )
 
@@ -257,10 +257,10 @@ class Images:
                 codes.insert(0, EMPTY)
             else:
                 raise RunError(
-                    f"observations are no stacks of {self.stack} frames, oldest first: column {column} has frames"
+                    f"observations are not stacks of {self.stack} frames, oldest first: column {column} has frames"
                     + (" before its first one that are neither zeros nor repetitions" if first else "")
-                    + (" that the row before has not" if not first else "")
-                    + "; take buffer.deduplicate=false"
+                    + (" that the previous row lacks" if not first else "")
+                    + "; use buffer.deduplicate=false"
                 )
         return codes
 

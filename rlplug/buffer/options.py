@@ -30,13 +30,11 @@ class Storage:
 
 def check_compressible(cfg: Storage, ctx: Context) -> None:
     if cfg.device == "learner" and ctx.device.type != "cpu":
-        raise ConfigError("buffer.compress", "images are compressed on the host; take buffer.device=cpu or pinned")
+        raise ConfigError("buffer.compress", "images are compressed on the host; use buffer.device=cpu or pinned")
     lz4()
     if not any(_holds_images(group.obs) for group in ctx.spec.groups.values()):
         seen = "; ".join(str(group.obs) for group in ctx.spec.groups.values())
-        raise ConfigError(
-            "buffer.compress", f"only uint8 images are compressed, but observations are {seen}; take null"
-        )
+        raise ConfigError("buffer.compress", f"only uint8 images are compressed, but observations are {seen}; use null")
 
 
 def _holds_images(space: Any) -> bool:

@@ -12,7 +12,7 @@ def sample_misfit(batch: Batch, needs: Needs) -> str | None:
     """Return what is wrong with a sample, as text that follows the name of its source, or None."""
     groups = [part for part in batch.values() if isinstance(part, dict)]  # groups of agents have their own rewards
     if missing := [key for key in ("reward", "valid") if not any(key in part for part in (batch, *groups))]:
-        return f"returned no {', '.join(missing)}; a sample has all that was added"
+        return f"returned no {', '.join(missing)}; a sample has every key that was added"
     if needs.data == "windows":
         if missing := [key for key in ("index", "sample_prob") if key not in batch]:
             return f"returned no {', '.join(missing)}; return it for every column, [B]"

@@ -32,8 +32,8 @@ class Rings(Generic[R]):
     def __init__(self, ring: type[R], cfg: Storage, ctx: Context, span: int, stride: int = 0) -> None:
         self.columns = len(ctx.env_ids)
         self._make = partial(ring, cfg, ctx, span, stride)
-        self._whole = self._make()  # raises errors before anything is collected
-        self.rows, self.device, self.nbytes = self._whole.rows, self._whole.device, self._whole.nbytes
+        self._full = self._make()  # raises errors before anything is collected
+        self.rows, self.device, self.nbytes = self._full.rows, self._full.device, self._full.nbytes
         self._rings: dict[int, R] = {}
         self.read: Callable[[Any, Any, int], Batch] = self._read
         """reads ``length + 1`` rows from ``row [n]`` on, of the columns ``column [n]``; see ``Ring.read``"""
@@ -57,9 +57,9 @@ class Rings(Generic[R]):
                 f"shard {shard} now has the environments {begin} to {end - 1} of this process, which were shared out in"
                 " another way before; a run with several shards keeps them: resume it with as many actors"
             )
-        whole = end - begin == self.columns
-        ring = self._rings[shard] = self._whole if whole else self._make(columns=range(begin, end))
-        if whole:  # the common case: the only shard
+        full = end - begin == self.columns
+        ring = self._rings[shard] = self._full if full else self._make(columns=range(begin, end))
+        if full:  # the common case: the only shard
             self.read = ring.read
         return ring
 
@@ -79,8 +79,8 @@ class Rings(Generic[R]):
                 yield ring, mine
 
     def save(self, log: RowLog) -> None:
-        if self._whole in self._rings.values():
-            self._whole.save(log)
+        if self._full in self._rings.values():
+            self._full.save(log)
             return
         shards: list[dict[str, Any]] = []
         for shard, ring in self._rings.items():
@@ -108,5 +108,5 @@ def check_feedback(buffer: object, values: Iterable[str], kept: Iterable[str]) -
     for key in values:
         if key not in kept:
             name = type(buffer).__name__.lower()
-            what = f"it takes {' and '.join(kept)}" if kept else "it takes nothing back"
+            what = f"it takes {' and '.join(kept)}" if kept else "it accepts no feedback"
             raise RunError(f"{key!r} was fed back to the buffer {name}, which does not keep it; {what}")

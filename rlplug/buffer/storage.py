@@ -264,7 +264,7 @@ class Ring:
             log.append(start // unit, self._saved(start, length))
             start += length
         log.trim(first // unit)
-        rest = self._saved(end, self.written + 1 - end, whole=False)
+        rest = self._saved(end, self.written + 1 - end, by_unit=False)
         log.state = {"written": self.written, "open": rest if self.stride else tree.take(rest, 0)}
         if self._refreshed:  # rows are not saved again: save all states
             log.state["carry"] = self._carry
@@ -283,11 +283,11 @@ class Ring:
         row += self.columns * sum(images.nbytes_raw for images in self._images.values())
         return max(1, PIECE // row // unit) * unit
 
-    def _saved(self, start: int, length: int, whole: bool = True) -> Batch:
+    def _saved(self, start: int, length: int, by_unit: bool = True) -> Batch:
         """Return rows ``start`` and following; with recurrent states ``[n, stride, B, ...]``, with one state per unit.
 
         Args:
-            whole: return whole units of ``stride`` rows.
+            by_unit: return whole units of ``stride`` rows.
         """
         at = start % self.rows
         if at + length <= self.rows:
@@ -296,7 +296,7 @@ class Ring:
             rows = tree.map(lambda x: torch.cat([x[at:], x[: at + length - self.rows]]), self._leaves)
         for path, images in self._images.items():
             set_leaf(rows, path, images.pack(start, length))
-        if self.stride and whole:
+        if self.stride and by_unit:
             rows = tree.map(lambda x: x.unflatten(0, (-1, self.stride)), rows)
         if self._carry:
             states = (np.arange(-(-length // self.stride)) + start // self.stride) % self._states

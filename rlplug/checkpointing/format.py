@@ -32,7 +32,7 @@ from rlplug import tree
 from rlplug.api import RowLog
 from rlplug.checkpointing import atomic
 from rlplug.checkpointing.atomic import PARTIAL
-from rlplug.checkpointing.serialize import Record, copy_to_host, damaged, read_tree, write_tree
+from rlplug.checkpointing.serialize import Entry, copy_to_host, damaged, read_tree, write_tree
 from rlplug.types import Batch, CheckpointError, Tree, Unit
 
 FORMAT = 1  # incremented when the meaning of a file changes
@@ -71,7 +71,7 @@ class Settings(BaseModel):
     model: Node
 
 
-class FileRecord(BaseModel):
+class FileEntry(BaseModel):
     bytes: int
     sha256: str
 
@@ -90,7 +90,7 @@ class CheckpointManifest(Manifest):
     batch_size: int
     config: Settings
     files: dict[
-        Annotated[str, Field(pattern=r"^(weights|learner|rank\d+((_part\d+)?_rows_\d+_\d+_*)?)\.pt$")], FileRecord
+        Annotated[str, Field(pattern=r"^(weights|learner|rank\d+((_part\d+)?_rows_\d+_\d+_*)?)\.pt$")], FileEntry
     ]
     checksum: str
 
@@ -134,12 +134,12 @@ def _checksum(manifest: Mapping[str, Any]) -> str:
 
 @dataclass
 class Chunk:
-    """Rows ``start`` to ``end - 1``: in memory (``rows``) until written, then in a file with its record."""
+    """Rows ``start`` to ``end - 1``: in memory (``rows``) until written, then in a file with its entry."""
 
     start: int
     end: int
     rows: Batch
-    file: tuple[Path, Record] | None = None
+    file: tuple[Path, Entry] | None = None
     part: int = 0  # part of the log
 
 
@@ -225,7 +225,7 @@ def write(folder: Path, snapshot: Snapshot) -> Path:
     return folder
 
 
-def _take_over(partial: Path, share: Path) -> dict[str, Record]:
+def _take_over(partial: Path, share: Path) -> dict[str, Entry]:
     """Move another rank's files once all are written; return their records."""
     _wait_for(share)
     files = read_manifest(share, CheckpointManifest)["files"]
@@ -287,8 +287,8 @@ class Checkpoint:
         """Return the files of a rank's buffer rows, in order of storage."""
         pattern = re.compile(rf"rank{rank}(?:_part(\d+))?_rows_(\d+)_(\d+)_*\.pt")
         return [
-            Chunk(int(match[2]), int(match[3]), {}, (self.path / name, record), int(match[1] or 0))
-            for name, record in self.manifest["files"].items()
+            Chunk(int(match[2]), int(match[3]), {}, (self.path / name, entry), int(match[1] or 0))
+            for name, entry in self.manifest["files"].items()
             if (match := pattern.fullmatch(name))
         ]
 
@@ -334,7 +334,7 @@ def find(path: Path, trees: Sequence[str] | None = None, tell: Callable[[str], N
             return found
         except CheckpointError as error:
             reasons.append(error.message)
-            tell(f"{error.message}; trying the one before")
+            tell(f"{error.message}; trying the previous one")
     what = "no good checkpoint:" if reasons else "no checkpoint yet"
     raise CheckpointError("\n".join([f"{path} holds {what}", *reasons]))
 

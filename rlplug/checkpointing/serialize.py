@@ -15,7 +15,7 @@ from torch import Tensor
 from rlplug.checkpointing import atomic
 from rlplug.types import CheckpointError, Tree
 
-Record: TypeAlias = dict[str, int | str]  # ``bytes`` and ``sha256`` of a file
+Entry: TypeAlias = dict[str, int | str]  # ``bytes`` and ``sha256`` of a file
 PLAIN = (bool, int, float, str, type(None))
 ARRAY, BYTES = "__array__", "__bytes__"  # keys of dicts that encode a NumPy array and bytes
 
@@ -55,28 +55,28 @@ def decode(data: bytes) -> Tree:
     return _map(tree, {dict: _unpack})
 
 
-def write_tree(path: Path, tree: Tree) -> Record:
-    """Write a tree to a new file, and return its record."""
+def write_tree(path: Path, tree: Tree) -> Entry:
+    """Write a tree to a new file, and return its entry."""
     data = encode(tree)
     atomic.write(path, data)
     return {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
 
 
-def read_tree(path: Path, record: Record) -> Tree:
+def read_tree(path: Path, entry: Entry) -> Tree:
     """Return the tree in a file, on the host.
 
     Raises:
         CheckpointError: the file is missing, truncated, altered, or not from ``write_tree``.
     """
     try:
-        if (size := path.stat().st_size) != record["bytes"]:
-            raise damaged(path, f"it has {size} bytes, not {record['bytes']}")
+        if (size := path.stat().st_size) != entry["bytes"]:
+            raise damaged(path, f"it has {size} bytes, not {entry['bytes']}")
         data = atomic.read(path)
     except OSError as error:
         raise damaged(path, str(error.strerror)) from None
     except MemoryError:
         raise damaged(path, f"its {size:,} bytes do not fit into memory") from None
-    if hashlib.sha256(data).hexdigest() != record["sha256"]:
+    if hashlib.sha256(data).hexdigest() != entry["sha256"]:
         raise damaged(path, "its checksum does not match")
     try:
         return decode(data)

@@ -14,8 +14,8 @@ from rlplug.registry import warn_broken
 
 USAGE = """rlplug check [key=value ...]
 
-Composes and checks the run that `rlplug train` would start, and shows it: spaces, modules with
-their parameters, memory, devices, updates to come. Trains nothing and writes nothing."""
+Composes and checks the run that `rlplug train` would start, and shows its spaces, modules,
+parameter counts, memory, devices and number of updates. Does not train and writes no files."""
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -11,9 +11,9 @@ from rlplug.types import ConfigError
 
 USAGE = """rlplug data <files, folders or patterns ...> [--json]
 
-Shows what is in recorded episodes: how many, their returns and lengths, spaces, columns and what they cover, and what
-is missing. Reads what data.path reads. Parts that cannot be read, or hold numbers that are not finite, are left out and
-named, and the exit code is 1; an episode without an end counts as truncated. --json prints one JSON object."""
+Summarizes recorded episodes: their number, returns, lengths, spaces, keys, their coverage, and what is
+missing. Reads the same files as data.path. Skips and names parts that cannot be read or contain numbers that are not
+finite, and exits with code 1; counts an episode without an end as truncated. --json prints one JSON object."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -27,7 +27,7 @@ def main(arguments: Sequence[str]) -> int:
         return 0
     paths = [argument for argument in arguments if argument != "--json"]
     if flags := [path for path in paths if path.startswith("-")]:
-        raise ConfigError("", f"data takes no flag {flags[0]}; see rlplug data --help")
+        raise ConfigError("", f"data has no flag {flags[0]}; see rlplug data --help")
     if settings := [path for path in paths if "=" in path and not Path(path).exists()]:
         raise ConfigError("", f"data takes paths and no settings: {settings[0].partition('=')[2]}, not {settings[0]}")
     if not paths:

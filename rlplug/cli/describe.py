@@ -68,10 +68,10 @@ def _ranks(trainer: Trainer) -> list[tuple[str, str]]:
         return []
     envs = f"{len(trainer.ctx.env_ids)} environments"
     if num_envs % ranks:
-        envs = f"num_envs={num_envs} does not divide by {ranks}: the first rank collects for all"
+        envs = f"num_envs={num_envs} is not divisible by {ranks}: rank 0 collects for all"
     ctx = trainer.ctx
     rows = (ctx.batch_size if ctx.needs.data != "rollout" else ctx.rollout_length * num_envs) // ranks
-    small = "; so few that ranks wait longer for each other than they compute" if rows < SMALL else ""
+    small = "; too few: ranks wait longer for each other than they compute" if rows < SMALL else ""
     return [("  a rank", envs), ("", f"{rows} rows of an update{small}")]
 
 
@@ -81,10 +81,10 @@ def _actors(trainer: Trainer) -> list[tuple[str, str]]:
     if actors is None or ray is None:
         return []
     lines = [
-        ("  actors", f"{actors.count} of Ray, {trainer.config.num_envs // actors.count} environments each"),
+        ("  actors", f"{actors.count} in Ray, {trainer.config.num_envs // actors.count} environments each"),
         ("", f"of {ray.address}" if ray.address else "started on this machine for the run"),
     ]
-    return [*lines, ("", f"{actors.evaluation} more play evaluations meanwhile")] if actors.evaluation else lines
+    return [*lines, ("", f"{actors.evaluation} more run evaluations during training")] if actors.evaluation else lines
 
 
 def _parts(name: str, module: Module) -> list[tuple[str, str]]:

@@ -14,21 +14,22 @@ from rlplug.types import ConfigError
 
 USAGE = """rlplug estimate <run folder or checkpoint> data.path=<files> [--json] [key=value ...]
 
-Estimates what the policy of the run's newest good checkpoint, or of the given one (as checkpoints/best), would return
-if its actions were drawn from it, from recorded episodes of another policy; nothing is played, and nothing written.
-Each estimate stands with its confidence interval; see docs/estimates.md. --json prints one JSON object.
+Estimates the expected return of a policy from recorded episodes of another policy (off-policy evaluation). Loads the
+run's newest good checkpoint, or the given one (such as checkpoints/best), and samples actions from its policy. Runs no
+environment and writes no files. Prints each estimate with its confidence interval; see docs/estimates.md.
+--json prints one JSON object.
 
-  data.path=data/medium    files, folders or patterns of episodes; if not given, those that the run learned from
+  data.path=data/medium    files, folders or patterns of episodes; default: the run's own dataset
   estimate.methods=[step_wis,wdr]
                            episode_is, step_is, episode_wis, step_wis: (weighted) importance sampling; dm: a model of
-                           action values; dr, wdr: (weighted) doubly robust. All of them, if not given
-  estimate.gamma=0.99      discount of the return; 1, if not given, is what evaluations show
+                           action values; dr, wdr: (weighted) doubly robust; default: all
+  estimate.gamma=0.99      discount of the return; default: 1, as in evaluations
   estimate.confidence=0.9  level of the intervals
-  estimate.iterations=400  fits of the models; also estimate.updates, batch_size, lr, folds, action_samples
+  estimate.iterations=400  model fits; see also estimate.updates, batch_size, lr, folds, action_samples
   +model@estimate_model=mlp256
-                           their network; if not given, the run's critic_model, or its model
-  seed=7                   of the models; as in the run, if not given
-  hardware=cpu             where; as for rlplug evaluate"""
+                           network of the models; default: the run's critic_model, else its model
+  seed=7                   seed of the models; default: as in the run
+  hardware=cpu             hardware; as for rlplug evaluate"""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -42,7 +43,7 @@ def main(arguments: Sequence[str]) -> int:
         return 0
     path, *overrides = [argument for argument in arguments if argument != "--json"] or [""]
     if flags := [argument for argument in (path, *overrides) if argument.startswith("-")]:
-        raise ConfigError("", f"estimate takes no flag {flags[0]}; see rlplug estimate --help")
+        raise ConfigError("", f"estimate has no flag {flags[0]}; see rlplug estimate --help")
     if not path or ("=" in path and not os.path.exists(path)):
         raise ConfigError("", "estimate takes a run folder or a checkpoint first; see rlplug estimate --help")
     require_run(path)
@@ -65,7 +66,7 @@ def table(result: Mapping[str, Any]) -> str:
         "behavior": f"{result['estimate/behavior']:,.2f}",
     }
     if (size := result.get("estimate/effective_sample_size")) is not None:
-        rows["effective"] = f"{size:,.1f} episodes, as whole ones are weighted"
+        rows["effective"] = f"{size:,.1f} episodes, weighted per episode"
     lines = [f"{name:<11} {value}" for name, value in rows.items()]
     level = f"{100 * result['confidence']:g} % interval"
     estimates = [

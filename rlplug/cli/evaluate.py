@@ -14,18 +14,18 @@ from rlplug.types import ConfigError, Mode
 
 USAGE = """rlplug evaluate <run folder or checkpoint> [--json] [--explore | --random] [key=value ...]
 
-Plays greedy episodes in the run's environment, with the weights of the run's newest good checkpoint or of
-the given one (as checkpoints/best). --json prints one JSON object. --explore draws actions from the policy,
---random as before learning starts, both without exploration modules. Writes nothing, unless record.path is given.
+Runs greedy episodes in the run's environment, with the weights of the run's newest good checkpoint or of
+the given one (such as checkpoints/best). --json prints one JSON object. --explore samples actions from the policy,
+--random as before learning starts, both without exploration modules. Writes no files unless record.path is set.
 
-  eval.episodes=100        how many episodes; as in the run, if not given
+  eval.episodes=100        number of episodes; default: as in the run
   eval.max_episode_steps=1000
-                           steps after which an episode is cut; as in the run, if not given
-  seed=7                   other episodes; as in the run, these are those of its own evaluation at that step
-  hardware=cpu             where; if not given, as in the run, or the processor where that is not available
-  record.path=data/expert  write the episodes down, for data.path of other runs; see docs/data.md
+                           steps after which an episode is truncated; default: as in the run
+  seed=7                   seed of the episodes; default: those of the run's own evaluation at that step
+  hardware=cpu             hardware; default: as in the run, or the CPU if that is not available
+  record.path=data/expert  record the episodes, for data.path of other runs; see docs/data.md
   env.max_episode_steps=50, +env.kwargs.g=9.8
-                           change the environment, as long as its spaces stay the same"""
+                           change the environment; its spaces must stay the same"""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -43,7 +43,7 @@ def main(arguments: Sequence[str]) -> int:
     known = ("--json", *(f"--{mode}" for mode in modes))
     path, *overrides = [argument for argument in arguments if argument not in known] or [""]
     if flags := [argument for argument in (path, *overrides) if argument.startswith("-")]:
-        raise ConfigError("", f"evaluate takes no flag {flags[0]}; see rlplug evaluate --help")
+        raise ConfigError("", f"evaluate has no flag {flags[0]}; see rlplug evaluate --help")
     if not path or ("=" in path and not os.path.exists(path)):
         raise ConfigError("", "evaluate takes a run folder or a checkpoint first; see rlplug evaluate --help")
     require_run(path)

@@ -12,10 +12,10 @@ from rlplug.registry.discovery import unknown
 from rlplug.types import CheckpointError, ConfigError
 
 VERBS = {
-    "play": "evaluate plays a run: evaluate <run folder>, with eval.record=1 in training for videos",
-    "test": "evaluate plays a run: evaluate <run folder>",
-    "eval": "evaluate plays a run: evaluate <run folder>",
-    "enjoy": "evaluate plays a run: evaluate <run folder>",
+    "play": "evaluate runs episodes: evaluate <run folder>, with eval.record=1 in training for videos",
+    "test": "evaluate runs episodes: evaluate <run folder>",
+    "eval": "evaluate runs episodes: evaluate <run folder>",
+    "enjoy": "evaluate runs episodes: evaluate <run folder>",
     "continue": "resume continues a run: resume <run folder>",
     "plot": "the numbers of a run are in its metrics.csv, and tensorboard --logdir runs draws them",
     "list": "plugins lists what is installed: plugins [kind [name]]",
@@ -23,13 +23,13 @@ VERBS = {
     "version": "see --version",
     "sweep": "-m sweeps over values: -m algo=ppo,sac seed=1,2,3",
     "tune": "-m sweeps over values: -m algo.lr=1e-3,3e-4",
-    "run": "train is what happens without a verb: algo=ppo env=cartpole",
+    "run": "training needs no verb: algo=ppo env=cartpole",
 }
 """verbs of other programs, and their equivalents"""
 
 FLAGS = {
-    "dry_run": "check shows what would run, and trains nothing: check algo=ppo env=cartpole",
-    "n": "check shows what would run, and trains nothing: check algo=ppo env=cartpole",
+    "dry_run": "check shows what would run, without training: check algo=ppo env=cartpole",
+    "n": "check shows what would run, without training: check algo=ppo env=cartpole",
     "list": VERBS["list"],
     "l": VERBS["list"],
     "v": "--version prints the version; a run prints more lines with logger.progress.every=1",
@@ -98,7 +98,7 @@ def require_run(path: str) -> None:
         return
     newest = max(_runs(folder if exists else Path("runs")), key=lambda found: found[0], default=None)
     if newest is not None:
-        what, where = ("holds no run", "in it") if exists else ("does not exist", "here")
+        what, where = ("contains no run", "in it") if exists else ("does not exist", "here")
         raise CheckpointError(f"{path} {what}; the newest run {where} is {newest[1]}")
 
 

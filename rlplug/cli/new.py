@@ -21,11 +21,11 @@ from rlplug.types import ConfigError
 
 USAGE = """rlplug new <kind> <name>
 
-Writes a package of its own, rlplug-<name>/, with a component that runs: a class with comments, its options,
-the entry point, and tests, those of the conformance kit among them. Change the class, and keep the rest.
+Creates the package rlplug-<name>/ with a working component: a commented class, its options, the entry point,
+and tests, including the conformance kit. Edit the class and keep the rest.
 
   <kind>   algo, model, buffer, exploration, env, loop, hardware or logger
-  <name>   how a run selects it, as in algo=<name>: small letters, digits and _"""
+  <name>   name by which a run selects it, as in algo=<name>: lowercase letters, digits and _"""
 
 TEMPLATES = Path(__file__).with_name("templates")
 """a folder per kind, and one for common files; see ``rendered``"""
@@ -72,7 +72,7 @@ def main(arguments: Sequence[str]) -> int:
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(text, encoding="utf-8")
     except FileExistsError as error:
-        said = f"{folder.absolute()} exists; take another name, or another working directory"
+        said = f"{folder.absolute()} exists; choose another name or another working directory"
         raise ConfigError("", said) from error
     except OSError as error:
         shutil.rmtree(folder, ignore_errors=True)
@@ -115,40 +115,40 @@ def _check_name(kind: Kind, name: str) -> None:
     if not re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", name) or len(name) > LONGEST:
         word = re.sub(r"[^a-z0-9]+", "_", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()).strip("_0123456789")
         example = f", as in {word}" if 0 < len(word) <= LONGEST else ""
-        raise ConfigError("", f"{name!r} is no name: take up to {LONGEST} small letters, digits and _{example}")
+        raise ConfigError("", f"{name!r} is not a name: use up to {LONGEST} lowercase letters, digits and _{example}")
     if iskeyword(name) or iskeyword(class_name(name)) or yaml.safe_load(name) != name or name in ("inf", "nan"):
-        raise ConfigError("", f"{name!r} means something else in Python or YAML; take another name")
+        raise ConfigError("", f"{name!r} has another meaning in Python or YAML; choose another name")
     owners = [*registry.owners().get((kind, name), ())] or [
         plugin for plugin in registry.plugins() if plugin.conf and (plugin.conf / kind / f"{name}.yaml").is_file()
     ]
     if owners:
-        raise ConfigError("", f"{kind} {name!r} is taken by {' and '.join(map(str, owners))}; take another name")
+        raise ConfigError("", f"{kind} {name!r} is taken by {' and '.join(map(str, owners))}; choose another name")
     if find_spec(package := f"rlplug_{name}"):
         owner = next((str(x) for x in registry.plugins() if x.distribution == package.replace("_", "-")), package)
-        raise ConfigError("", f"a package {package} is installed already ({owner}); take another name")
+        raise ConfigError("", f"a package {package} is installed already ({owner}); choose another name")
 
 
 def _check_class(name: str, source: str) -> None:
     """Check that the class does not shadow an import of its module."""
     imports = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ImportFrom)]
     if class_name(name) in {alias.name for node in imports for alias in node.names}:
-        raise ConfigError("", f"the class of {name!r} would be {class_name(name)}, which it imports; take another name")
+        raise ConfigError("", f"{name!r} needs a class {class_name(name)}, which it imports; choose another name")
 
 
 def _told(kind: Kind, name: str, folder: Path, files: Mapping[str, str]) -> str:
     """Return a list of the written files and the next commands."""
     words = WORDS[kind].format(name=name)
     lines = {
-        f"pip install -e '{folder}[test]'": "once; again after a change of pyproject.toml",
+        f"pip install -e '{folder}[test]'": "once, and again after a change of pyproject.toml",
         f"python -m rlplug plugins {kind} {name}": "its options",
-        f"python -m rlplug check {words}": "does it fit?",
+        f"python -m rlplug check {words}": "check the configuration",
         f"python -m rlplug {words}": "train",
         f"python -m pytest {folder}": "its tests, and the conformance kit",
     }
     width = max(map(len, lines))
     return "\n".join(
         [
-            f"{folder}/ has the {kind} {name}, which runs. Begin with {folder / f'rlplug_{name}' / f'{kind}.py'}.",
+            f"created {folder}/ with a working {kind} {name}; begin with {folder / f'rlplug_{name}' / f'{kind}.py'}",
             *(f"  {path}" for path in sorted(files)),
             "",
             *(f"    {line.ljust(width)}   # {what}" for line, what in lines.items()),

@@ -89,7 +89,7 @@ def _show(kind: Kind, name: str) -> None:
     say("\n".join(table(("OPTION", "TYPE", "DEFAULT", "RANGE", ""), rows) if rows else ["It has no options."]))
     if file is None:
         wanted = f"conf/{kind}/{name}.yaml, with `name: {name}` and every option"
-        raise ConfigError("", f"{plugin} has no YAML file that chooses its {kind} {name!r}: it wants {wanted}")
+        raise ConfigError("", f"{plugin} has no YAML file that selects its {kind} {name!r}; add {wanted}")
     _check(kind, file, node)
 
 
@@ -130,7 +130,7 @@ def _settings(group: str, name: str) -> list[str]:
     try:
         content = yaml.safe_load(file.path.read_bytes()) or {}
         if not isinstance(content, dict):
-            raise ValueError("it holds no settings")
+            raise ValueError("it contains no settings")
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigError("", f"{file} cannot be read: {one_line(str(error))}") from None
     defaults = content.pop("defaults", ())

@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 
 USAGE = """rlplug profile [--seconds 10] [--html profile.html] [key=value ...]
 
-Trains as `rlplug train` would, for some seconds after the first update, and shows where the time goes: a table,
-the bottleneck in a sentence, and a page with every call, as a tree and along time. Nothing else is written.
-Evaluations and loggers are left out, unless eval.every or logger is given; so are checkpoints.
+Trains like `rlplug train` for some seconds after the first update and shows where the time goes: a table,
+the bottleneck, and an HTML page with every call, as a tree and a timeline. Writes nothing else.
+Skips checkpoints, and also evaluations and loggers unless eval.every or logger is set.
 
-  --seconds 10             how long to look
-  --html profile.html      where the page goes; a file that is there is replaced"""
+  --seconds 10             seconds to profile
+  --html profile.html      path of the page; an existing file is replaced"""
 
 INTERVAL = 0.002  # sampling interval in seconds
 WIDE = 256  # units of a layer from which bfloat16 pays off; with 128 units it costs 10 %
@@ -102,9 +102,9 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("words", nargs="*")
     given = parser.parse_intermixed_args(arguments)
     if not 0 < given.seconds < math.inf:
-        raise ConfigError("", f"--seconds {given.seconds:g}: more than 0, and finite")
+        raise ConfigError("", f"--seconds {given.seconds:g}: should be finite and greater than 0")
     if not os.access(given.html.absolute().parent, os.W_OK) or given.html.is_dir():
-        raise ConfigError("", f"--html {given.html}: no file can be written there")
+        raise ConfigError("", f"--html {given.html}: cannot be written")
     try:
         from pyinstrument import Profiler
     except ImportError as error:
@@ -122,7 +122,7 @@ def main(arguments: Sequence[str]) -> int:
     with tempfile.TemporaryDirectory() as folder, closing(build(run, Path(folder))) as trainer:
         if trainer.resolved.plan.world_size > 1:
             raise ConfigError(
-                "hardware", "profile looks at one learner process; take one of one device, as cpu or 1gpu"
+                "hardware", "profile supports one learner process; use one device, such as hardware=cpu or 1gpu"
             )
         start(trainer)
         watch = Watch(Profiler(INTERVAL, async_mode="disabled"), given.seconds)
@@ -195,7 +195,7 @@ class Watch:
         session = self.profiler.last_session
         root = session.root_frame() if session else None
         if root is None:
-            raise RunError("the run ended before there was anything to see; give it more total_steps")
+            raise RunError("the run ended before profiling began; raise total_steps")
         seconds: dict[Part, float] = defaultdict(float)
         for part, spent in _spent(root, (BETWEEN, "")):
             seconds[part] += spent
@@ -271,9 +271,9 @@ def bottleneck(profile: Profile, trainer: Trainer) -> str:
     if learning >= collecting:
         part = max(learn, key=lambda part: learn[part])
         compiled = "compile=max may help; " if config.compile != "max" else ""
-        fewer = "a smaller replay_ratio is fewer updates, and another experiment; " if config.replay_ratio else ""
-        halves = "hardware.precision=bf16-mixed halves what matrix products take; " if _multiplies_bf16(trainer) else ""
-        gpu = "hardware=1gpu pays with large networks" if trainer.ctx.device.type == "cpu" else ""
+        fewer = "a smaller replay_ratio means fewer updates, but another experiment; " if config.replay_ratio else ""
+        halves = "hardware.precision=bf16-mixed halves matrix-product time; " if _multiplies_bf16(trainer) else ""
+        gpu = "hardware=1gpu helps with large networks" if trainer.ctx.device.type == "cpu" else ""
         most = f"learning takes {learning:.0%} of the time, most of it {part} ({learn[part]:.0%})"
         return f"bottleneck: {most}: {compiled}{halves}{fewer}{gpu}".removesuffix("; ").removesuffix(": ")
     return f"bottleneck: {ADVICE[largest].format(share=f'{collect[largest]:.0%}', num_envs=config.num_envs)}"
@@ -291,13 +291,13 @@ def _multiplies_bf16(trainer: Trainer) -> bool:
 
 ADVICE: Mapping[str, str] = {
     "environments": (
-        "environments take {share} of the time: env.vectorization=async plays them in processes of their own, and "
-        "hardware.actors.count=2 or more in Ray's actors"
+        "environments take {share} of the time: env.vectorization=subprocess runs them in processes, and "
+        "hardware.actors.count=2 or more in Ray actors"
     ),
-    "acting": "acting takes {share} of the time: more than num_envs={num_envs} share one forward pass",
-    "storing": "storing what was collected takes {share} of the time: look for the buffer's calls in the page",
+    "acting": "acting takes {share} of the time: raise num_envs={num_envs}, as environments share a forward pass",
+    "storing": "storing collected rows takes {share} of the time: see the buffer's calls in the page",
     "waiting for actors": "the learner waits for actors {share} of the time: raise hardware.actors.count",
-    REST: "what the collector does beside acting and environments takes {share} of the time: raise num_envs",
+    REST: "the collector's own work, without acting and environments, takes {share} of the time: raise num_envs",
 }
 
 

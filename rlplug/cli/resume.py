@@ -12,14 +12,14 @@ from rlplug.types import ConfigError
 
 USAGE = """rlplug resume <run folder> [key=value ...]
 
-Continues a run from its newest good checkpoint, as if it had never ended. The folder is all it needs.
-What does not alter learning may change: eval, estimate, log, checkpoint, logger, hardware, compile,
-deterministic, on_nan. total_steps may be raised, and what can follow a schedule may be set:
+Continues a run from its newest good checkpoint, exactly as if it had not stopped. Needs only the run folder.
+Settings that do not affect learning can change: eval, estimate, log, checkpoint, logger, hardware, compile,
+deterministic, on_nan. total_steps can be raised, and options that accept schedules can be set:
 
   total_steps=200_000 schedules=stretch
-                           schedules that end where the run ended keep their shape over the new total
+                           stretch schedules that ended with the run over the new total
   total_steps=200_000 algo.lr=1e-4
-                           goes on with this step size instead"""
+                           continue with this step size"""
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -76,7 +76,7 @@ def check_sweep(overrides: Sequence[str]) -> tuple[Path, list[str]]:
         swept = [_values(override) for override in discrete]
     if (jobs := math.prod(map(len, swept))) > MOST:
         key = max(zip(swept, discrete, strict=True), key=lambda pair: len(pair[0]))[1].key_or_group
-        raise ConfigError(key, f"the sweep would have {jobs:,} jobs; at most {MOST:,}")
+        raise ConfigError(key, f"the sweep would have {jobs:,} jobs; the maximum is {MOST:,}")
     fixed = [str(o.input_line) for o in parsed if not o.is_sweep_override()]
     firsts = [values[0] for values in swept]
     compose([*fixed, *firsts])
@@ -97,7 +97,7 @@ def require_folders(hydra: Any) -> None:
     for node, key in (("run", "dir"), ("sweep", "dir"), ("sweep", "subdir")):
         name = OmegaConf.to_container(hydra[node], resolve=False)[key]  # type: ignore[index,call-overload]
         if not str(name or "").strip():
-            raise ConfigError(f"hydra.{node}.{key}", f"{show(name)} is no folder; name one, or leave it out")
+            raise ConfigError(f"hydra.{node}.{key}", f"{show(name)} is not a folder; name one, or leave it out")
 
 
 def _values(override: Override) -> list[str]:
@@ -110,11 +110,11 @@ def _values(override: Override) -> list[str]:
     if isinstance(value, RangeSweep):
         start, stop, step = (float(x or 0) for x in (value.start, value.stop, value.step))
         if step == 0 or abs(stop - start) > MOST * abs(step) or not math.isfinite(stop - start):
-            said = f"{given} holds more values than a sweep can have, at most {MOST:,}; range(1,4) is 1, 2 and 3"
+            said = f"{given} has more values than a sweep supports, {MOST:,}; range(1,4) is 1, 2 and 3"
             raise ConfigError(override.key_or_group, said)
     values = [f"{override.get_key_element()}={value}" for value in override.sweep_string_iterator()]
     if not values:
-        raise ConfigError(override.key_or_group, f"{given} holds no value; range(1,4) is 1, 2 and 3")
+        raise ConfigError(override.key_or_group, f"{given} has no values; range(1,4) is 1, 2 and 3")
     return values
 
 
@@ -135,7 +135,7 @@ def _maximized(hydra: HydraConf, overrides: Sequence[str]) -> list[str]:
         given = any(word.lstrip("+").startswith(f"{key}=") for word in overrides)
         tell(f"{key}={show(value) if given else right}{', as given' if given else ''}: {score}")
         return [] if given else [f"{key}={right}"]
-    tell(f"{score}, and the larger, the better: see to it that {hydra.runtime.choices['hydra/sweeper']} maximizes it")
+    tell(f"{score}; larger is better: configure {hydra.runtime.choices['hydra/sweeper']} to maximize it")
     return []
 
 
@@ -192,7 +192,7 @@ def go_on(folder: Path, run: RunConfig, start: Callable[[], float]) -> float:
         raise SystemExit(refuse(ConfigError("hydra.sweep.dir", said)))
     done = run_dir.finished(folder)
     score = done and done.score
-    tell(f"{folder.name}: {'goes on' if score is None else f'has finished already, with {score:,.1f}'}")
+    tell(f"{folder.name}: {'goes on' if score is None else f'has already finished, with {score:,.1f}'}")
     if score is None:
         score = launch.resume(folder, tell=tell)
     return math.nan if score is None else score
@@ -222,7 +222,7 @@ def report(folder: Path) -> int:
         return FAILED if missing else 0
     say("\n".join(["", *table((*swept, "score", "status", ""), cells), f"as a table: {folder / TABLE}"]))
     if missing:
-        again = f"the same command with hydra.sweep.dir={folder} tries them again"
+        again = f"the same command with hydra.sweep.dir={folder} retries them"
         tell(f"{missing} of {len(rows)} jobs did not finish; {again}")
     return FAILED if missing else 0
 

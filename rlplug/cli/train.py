@@ -40,11 +40,11 @@ def main(arguments: Sequence[str]) -> int:
         say(_help(flags.overrides))
         return 0
     if flags.experimental_rerun:  # would execute code from a pickle
-        raise ConfigError("", "--experimental-rerun is not for runs; resume continues one: resume <run folder>")
+        raise ConfigError("", "--experimental-rerun is not supported; use resume <run folder>")
     if flags.shell_completion and "COMP_LINE" not in os.environ and any("query=" in word for word in flags.overrides):
-        raise ConfigError("", "--shell-completion query= is for the shell, which says what was typed; see install=")
+        raise ConfigError("", "--shell-completion query= is for the shell only; see install=")
     if flags.package and not flags.cfg:
-        raise ConfigError("", "--package chooses a part of what --cfg shows: --cfg job --package algo")
+        raise ConfigError("", "--package selects a part of the output of --cfg: --cfg job --package algo")
     try:
         if any("hydra.run" in word for word in flags.overrides):
             sweep.require_folders(composed([word for word in flags.overrides if word.startswith("hydra.")]).hydra)
@@ -96,7 +96,7 @@ def _unchanged(config: RunConfig) -> RunConfig:
     """Return the configuration of a run. Raises ``ConfigError`` if it was changed after ``compose``."""
     run = parse(config.raw)
     for name in (field for field in run.__dataclass_fields__ if getattr(run, field) != getattr(config, field)):
-        raise ConfigError(name, f"was changed after compose(); compose it so: compose([..., '{name}=<value>'])")
+        raise ConfigError(name, f"was changed after compose(); pass it to compose(): compose([..., '{name}=<value>'])")
     return run
 
 
@@ -152,7 +152,7 @@ def _flags(arguments: Sequence[str]) -> argparse.Namespace:
         surplus = message.removeprefix("unrecognized arguments: ").split(" ")[0]
         if surplus.startswith("-"):
             raise no_flag(surplus, "see --help")
-        raise ConfigError("", f"{message}; flags, as -m, stand before the settings; see --help")
+        raise ConfigError("", f"{message}; flags such as -m come before the settings; see --help")
 
     parser = get_args_parser()
     parser.error = refuse

@@ -15,7 +15,7 @@ from rlplug.types import Batch, Tree, groups_of
 STREAM = ("valid", "is_first", "reward", "terminated", "truncated")
 
 
-class Episodes:
+class EpisodeStats:
     """Computes returns and lengths of the episodes in a stream of segments ``[T+1, B]``.
 
     With several agents, the return is the mean over agents.
@@ -27,7 +27,7 @@ class Episodes:
     def __init__(self, num_envs: int, groups: Sequence[str] = ()) -> None:
         self._return, self._length = np.zeros(num_envs), np.zeros(num_envs, np.int64)
         self._finished: list[tuple[float, int, int]] = []
-        self.groups = {name: Episodes(num_envs) for name in groups}
+        self.groups = {name: EpisodeStats(num_envs) for name in groups}
 
     def add(self, segment: Batch, columns: slice = slice(None)) -> int:
         """Add a segment of some columns, and return the number of its environment steps."""

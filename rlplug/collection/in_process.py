@@ -81,7 +81,7 @@ class InProcessCollector(Collector):
 
     def play(self, jobs: Sequence[Job], weights: Mapping[str, Weights]) -> Iterator[tuple[Job, Batch]]:
         if self.jobs is None:
-            raise RunError("a recording plays no jobs; a loop that plays needs an environment: data.path=null")
+            raise RunError("a dataset cannot run jobs; this loop needs an environment: data.path=null")
         for job in jobs:
             yield job, self.jobs.play(job, weights)
 
@@ -96,7 +96,7 @@ class InProcessCollector(Collector):
     def load(self, state: Tree) -> None:
         if "actors" in state:
             count = f"{len(state['actors'])} actors to a rank"
-            raise ConfigError("hardware.actors.count", f"the run was collected by {count}, and continues with as many")
+            raise ConfigError("hardware.actors.count", f"the run was collected by {count}, and needs as many again")
         self.player.load(state)
         row, self._played = self.spec.row, list[Segment]()
         for batch, version, steps in state["played"]:

@@ -12,7 +12,7 @@ import torch
 
 from rlplug import tree
 from rlplug.api import Algorithm, Exploration, Job, VecEnv
-from rlplug.collection.episodes import Episodes
+from rlplug.collection.episodes import EpisodeStats
 from rlplug.collection.finishing import stored
 from rlplug.collection.nonfinite import beyond, bounds_of, check_segment
 from rlplug.collection.segment import CORE, on_cpu
@@ -94,20 +94,20 @@ class Player:
         acting, exploration = self._weights(job, weights or {}), self.exploration if job.mode == "explore" else {}
         # whether ``postprocess`` changes whole episodes and may read all keys
         whole = job.mode != "greedy" and type(self.algorithm).postprocess is not Algorithm.postprocess
-        recorder, keep = Recorder(quota, job.max_steps), stored(self.ctx, self.keys)
+        kept, keep = EpisodeSplitter(quota, job.max_steps), stored(self.ctx, self.keys)
         bounds = bounds_of(env, self.ctx.spec)
         collector = make_shard(env, self.algorithm, self.ctx, shard, (), exploration, self.keys, self.normalize, ())
 
         def begin(seeds: np.random.SeedSequence) -> np.random.SeedSequence:
             """Reset all columns together, and return the seed sequence of the next reset."""
             collector.reset(tasks, seeds.generate_state(shard.num_envs)[[*shard.env_ids]].tolist())
-            recorder.reset()
+            kept.reset()
             return seeds.spawn(1)[0]
 
         with self._apart(seeds.spawn(1)[0], exploration):
             seeds = begin(seeds)
-            while recorder.left.any():
-                if recorder.waits:
+            while kept.left.any():
+                if kept.waits:
                     seeds = begin(seeds)
                 if stop():
                     raise Stopped
@@ -117,10 +117,10 @@ class Player:
                     found = beyond(segment, 0, shard.env_ids, bounds)
                     self.ctx.beyond += [f"{said} of {self.name}" for said in found]
                 if collector.failed_episodes > quota.sum():
-                    times, ended = collector.failed_episodes, f"{len(recorder.played)} of {quota.sum()}"
+                    times, ended = collector.failed_episodes, f"{len(kept.played)} of {quota.sum()}"
                     raise RunError(f"the environments of {self.name} failed in {times} episodes, and ended {ended}")
-                recorder.add(on_cpu(segment if whole else keep(segment)))
-        rows, numbers = recorder.batch()
+                kept.add(on_cpu(segment if whole else keep(segment)))
+        rows, numbers = kept.batch()
         if whole:
             with torch.inference_mode(), self.ctx.acting(shard):
                 rows = keep(self.algorithm.postprocess(rows))
@@ -165,15 +165,15 @@ def named_weights(job: Job, weights: Mapping[str, Weights], algorithm: Algorithm
         ValueError: the weights are missing, or the algorithm does not act with them.
     """
     if job.task is not None and "tasks" not in spec.offers:
-        raise ConfigError("env", f"job {job.number} has a task, and this environment offers none; take another")
+        raise ConfigError("env", f"job {job.number} has a task, but this environment has none; use another")
     chosen: Weights = {}
     for who, name in job.policies.items():
         if name not in weights:
             given = ", ".join(map(repr, weights)) or "none"
-            raise ValueError(f"job {job.number} plays with the weights {name!r}; given were {given}")
+            raise ValueError(f"job {job.number} plays with the weights {name!r}; available: {given}")
         chosen |= {f"{who}.{key}".removeprefix("."): x for key, x in weights[name].items()}
     if unknown := chosen.keys() - {*algorithm.actor_keys()}:
-        said = f"which {type(algorithm).__name__} does not act with"
+        said = f"which {type(algorithm).__name__}.actor_keys() does not name"
         raise ValueError(f"job {job.number} plays with {min(unknown)!r}, {said}")
     return chosen
 
@@ -185,7 +185,7 @@ def share_of(job: Job, role: Role, columns: Sequence[int] | None = None) -> tupl
     return shard, np.bincount(np.arange(job.episodes) % total)[[*shard.env_ids]]
 
 
-class Recorder:
+class EpisodeSplitter:
     """Cuts segments into episodes, and keeps a fixed number per column.
 
     Args:
@@ -201,7 +201,7 @@ class Recorder:
     def reset(self) -> None:
         """Drop open episodes: all columns begin new ones."""
         n = len(self.left)
-        self._counted, self._capped = Episodes(n), np.zeros(n, np.bool_)
+        self._counted, self._capped = EpisodeStats(n), np.zeros(n, np.bool_)
         self._rows: list[list[Batch]] = [[] for _ in range(n)]  # rows of the open episode of every column
         self._steps = np.zeros(n, np.int64)
         self._ended: list[deque[Batch]] = [deque() for _ in range(n)]

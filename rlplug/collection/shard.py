@@ -69,7 +69,7 @@ class ShardCollector:
         self.finishing = transforms(algorithm, ctx, self.keys) if finishing is None else finishing
         self.gradients, self.num_envs, device = gradients, len(shard.env_ids), env.traits.device
         self._place = as_it_is if device is None else partial(on_device, device=device)
-        records = compiler is not None and compiler.recorder is not None and device is not None
+        records = compiler is not None and compiler.graphs is not None and device is not None
         self._recorder = compiler if records and env.traits.traceable else None
         one_copy = OneCopy() if ctx.device.type != "cpu" and device is None else None
         acts = None if self._recorder else compiler  # a recorded rollout includes acting

@@ -96,7 +96,7 @@ def _compiled(graph: Any, inputs: list[Any]) -> Callable[[list[Tensor]], list[Te
     key = hashlib.sha256(f"{graph.code}{shapes}{flags}".encode()).hexdigest()
     known = folder / "rlplug" / key
     if not known.exists() or not Path(known.read_text()).exists():
-        said = "rlplug: compiling for some ten seconds; later runs take it from the compiler's cache"
+        said = "rlplug: compiling takes about ten seconds; later runs use the compiler's cache"
         print(said, file=sys.stderr, flush=True)
         known.parent.mkdir(parents=True, exist_ok=True)
         made = str(aot_compile(graph, tuple(inputs), options=options))

@@ -25,13 +25,13 @@ def own_folder() -> Path:
         chosen = os.path.join(base if os.path.isabs(base) else os.path.expanduser("~/.cache"), "rlplug")
     try:
         if chosen.startswith("~"):
-            raise FileNotFoundError("this user has no home")
+            raise FileNotFoundError("this user has no home directory")
         folder = Path(os.path.abspath(chosen))
         _check(folder)
         if stat.S_IMODE(folder.stat().st_mode) & 0o077:
             raise PermissionError(f"{folder} is open to other users: chmod 700 {folder}")
     except OSError as error:
-        way = f"set {VARIABLE} to a folder of your own, below none that others can write to"
+        way = f"set {VARIABLE} to your own folder; other users must not be able to write to it or its parents"
         raise OSError(f"no folder is safe for compiled functions: {error}; {way}") from None
     from torch._inductor import codecache  # here: it takes seconds to import
 

@@ -21,10 +21,10 @@ from rlplug.types import Batch
 Generators = Iterable[torch.Generator]
 
 
-class Recorder(Protocol):
+class GraphBackend(Protocol):
     """Captures the operations of a function on a device."""
 
-    def record(self, function: Callable[[], Any], generators: Generators) -> Callable[[], None]:
+    def capture(self, function: Callable[[], Any], generators: Generators) -> Callable[[], None]:
         """Capture a function without running its operations; return a function that replays them on the same memory.
 
         Raises:
@@ -49,11 +49,11 @@ class Captured(Compiled):
         generators: generators that it may draw from.
 
     Raises:
-        Exception: see ``Recorder.record``.
+        Exception: see ``GraphBackend.capture``.
     """
 
     def __init__(
-        self, function: Function, batch: Batch, device: torch.device, generators: Generators, recorder: Recorder
+        self, function: Function, batch: Batch, device: torch.device, generators: Generators, graphs: GraphBackend
     ) -> None:
         super().__init__(batch, 0)
         leaves = [*tree.leaves(batch)]
@@ -71,7 +71,7 @@ class Captured(Compiled):
             if numbers := [x for x, is_number in zip(outputs, self._is_number, strict=True) if is_number]:
                 self._numbers = torch.stack(numbers)
 
-        self._replay = recorder.record(recorded, generators)
+        self._replay = graphs.capture(recorded, generators)
 
     def run(self, inputs: list[Tensor]) -> Any:
         self._static.fill(inputs)
@@ -134,7 +134,7 @@ class CudaGraphs:
     def __init__(self, device: torch.device) -> None:
         self.device, self._pool, self._stream = device, None, torch.cuda.Stream(device)
 
-    def record(self, function: Callable[[], Any], generators: Generators) -> Callable[[], None]:
+    def capture(self, function: Callable[[], Any], generators: Generators) -> Callable[[], None]:
         graph, every = torch.cuda.CUDAGraph(), [g for g in generators if g.device.type == "cuda"]
         for generator in every:
             graph.register_generator_state(generator)

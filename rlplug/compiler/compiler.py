@@ -10,7 +10,7 @@ import torch
 
 from rlplug import tree
 from rlplug.compiler.artifact import Artifact
-from rlplug.compiler.captured import Captured, CudaGraphs, Generators, Recorder
+from rlplug.compiler.captured import Captured, CudaGraphs, Generators, GraphBackend
 from rlplug.compiler.compiled import Compiled, Function
 from rlplug.compiler.parity import Checked
 from rlplug.types import Batch, Tree
@@ -32,7 +32,7 @@ class Compiler:
         wanted: whether to compile. None: if it pays off, see ``decide``; on a device: always.
         generators: generators that functions draw from.
         tolerance: see ``Checked``.
-        recorder: recorder of the device; None: CUDA graphs on a CUDA device, none on a CPU.
+        graphs: graph backend of the device; None: CUDA graphs on a CUDA device, none on a CPU.
     """
 
     def __init__(
@@ -41,12 +41,12 @@ class Compiler:
         wanted: bool | None = False,
         generators: Generators = (),
         tolerance: float = 1e-3,
-        recorder: Recorder | None = None,
+        graphs: GraphBackend | None = None,
     ) -> None:
         self.device, self.generators, self.tolerance, self._off = device, generators, tolerance, wanted is False
-        on_cuda = recorder is None and device.type == "cuda" and not self._off
-        self.recorder = CudaGraphs(device) if on_cuda else recorder
-        self.wanted = wanted if self.recorder is None else True
+        on_cuda = graphs is None and device.type == "cuda" and not self._off
+        self.graphs = CudaGraphs(device) if on_cuda else graphs
+        self.wanted = wanted if self.graphs is None else True
         self.works = True
         self.inside = False  # whether a function is being called, which includes nested calls
         self._steps, self._since = 0, -1  # gradient steps counted for the decision, since this step of the run
@@ -114,21 +114,21 @@ class Compiler:
                 return found
         except Exception as error:  # of various types; errors of the function itself recur in eager mode
             return self._fail(of, name, error)
-        if self.recorder is not None and (eager := self._eager_calls(of, batch)) <= EAGER:
+        if self.graphs is not None and (eager := self._eager_calls(of, batch)) <= EAGER:
             if eager < EAGER:
                 return function(batch)
-            with self.recorder.waits() as waits:
+            with self.graphs.waits() as waits:
                 found = function(batch)
             return self._fail(of, name, waits[0], found) if waits else found
         known = self._known.setdefault(of, [])
         try:
-            if len(known) == (most := MOST_ARTIFACTS if self.recorder is None else MOST_RECORDINGS):
-                raise RuntimeError(f"it would need more than {most} graphs: shapes are ever new")
+            if len(known) == (most := MOST_ARTIFACTS if self.graphs is None else MOST_RECORDINGS):
+                raise RuntimeError(f"it would need more than {most} graphs: its shapes keep changing")
             compiled: Compiled
-            if self.recorder is None:
+            if self.graphs is None:
                 compiled = Artifact(function, batch, varies)
             else:
-                compiled = Captured(function, batch, self.device, self.generators, self.recorder)
+                compiled = Captured(function, batch, self.device, self.generators, self.graphs)
             known.append(Checked(compiled, function, self.generators, self.tolerance))
             return self._compiled(of, name, batch)
         except Exception as error:

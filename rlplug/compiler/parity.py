@@ -78,7 +78,7 @@ class Checked:
         found = self.compiled.run(inputs)
         self.difference = _returns(returned, flat(found), self.tolerance) or _moves(before, after, tensors)
         if self.difference is None and any(not torch.equal(x, y) for x, y in zip(then, self._drawn(), strict=True)):
-            self.difference = "it draws other numbers"
+            self.difference = "it draws different random numbers"
         if self.difference is None:
             return found
         self._go_back(tensors, after, then)
@@ -107,9 +107,9 @@ def _returns(expected: Sequence[Tensor], found: Sequence[Tensor], tolerance: flo
         if not x.is_floating_point():
             share = (x != y).double().mean().item() if x.numel() else 0.0
             if share > 1.0 - SHARE:
-                return f"{share:.0%} of the numbers that it returns differ"
+                return f"{share:.0%} of the numbers that it returns are different"
         elif (off := _norm(x - y)) > tolerance * _norm(x) + ROUNDING * x.numel() ** 0.5:
-            return f"what it returns differs by {off / max(_norm(x), ROUNDING):.1g} of its norm"
+            return f"its outputs differ by {off / max(_norm(x), ROUNDING):.1g} of their norm"
     return None
 
 
@@ -126,4 +126,4 @@ def _moves(before: Sequence[Tensor], expected: Sequence[Tensor], found: Sequence
         noise = NOISE * change.square().mean().sqrt() + ROUNDING * x.abs()
         agree, every = agree + int(((z - y).abs() <= CHANGE * change + noise).sum()), every + x.numel()
     share = 1.0 - agree / every if every else 0.0
-    return f"{share:.0%} of the numbers that it moves differ" if share > 1.0 - SHARE else None
+    return f"{share:.0%} of the numbers that it updates are different" if share > 1.0 - SHARE else None

@@ -63,7 +63,7 @@ def traced(function: Function, batch: Batch, varies: bool) -> tuple[Any, list[An
             kwargs = kwargs or {}
             if torch.Tag.nondeterministic_seeded in func.tags:
                 if kwargs.get("generator") is None or any(isinstance(x, Tensor) for x in args):
-                    raise ValueError(f"{func} draws numbers, but not from ctx")
+                    raise ValueError(f"{func} draws random numbers that do not come from ctx")
                 draw = getattr(torch, func.overloadpacket.__name__, func)  # four times as fast
                 return drawn(partial(draw, *args, **kwargs), kwargs["generator"])
             return func(*tree_map_only(Tensor, read, args), **tree_map_only(Tensor, read, kwargs))

@@ -32,7 +32,7 @@ def change(raw: Mapping[str, Any], overrides: Sequence[str], may: Sequence[str],
         ConfigError: a key does not exist or may not change, or the command line cannot be read.
     """
     if flags := [override for override in overrides if override.startswith("-")]:
-        raise ConfigError("", f"no flag {flags[0]} is known here; settings are written key=value")
+        raise ConfigError("", f"unknown flag {flags[0]}; settings are written key=value")
     with explained(overrides):
         parsed = OverridesParser.create().parse_overrides(list(overrides))
     settings: dict[str, Any] = _literal(raw)
@@ -90,14 +90,14 @@ def extended(raw: Mapping[str, Any], before: int, stretch: bool) -> tuple[dict[s
             node, _, option = key.rpartition(".")
             value_at(new, node)[option] = [[round(step * total / before), value] for step, value in points]
         elif stuck:
-            said = f"is 0 from step {end} on, so that nothing is learned up to {total}; add {STRETCH}, or a step size"
-            errors.append(ConfigError(key, f"{said} to go on with: {key}={points[0][1] / 10:g}"))
+            said = f"is 0 from step {end} on, so nothing is learned up to {total}; add {STRETCH}, or set a step size"
+            errors.append(ConfigError(key, f"{said} to continue with: {key}={points[0][1] / 10:g}"))
         else:
             notes.append(
                 f"{key} stays at {last:g}, where its schedule ended; {STRETCH} stretches it over the new total"
             )
     if stretch and total != before and new == raw:
-        errors = [ConfigError("schedules", f"none ends at total_steps={before}; leave {STRETCH} out")]
+        errors = [ConfigError("schedules", f"none ends at total_steps={before}; leave out {STRETCH}")]
     if errors:
         raise joined(errors)
     return new, notes
@@ -122,13 +122,13 @@ def _refusals(override: Override, key: str, raw: Mapping[str, Any], may: Sequenc
     """Refuse overrides that cannot be parsed or may not change a key."""
     line, several = override.input_line, _chooses(override) and isinstance(override.value(), list)
     yield not key, "", f"cannot read {line!r}: should be key=value"
-    yield override.is_delete(), key, f"cannot be taken out of a run; {line} works when a run is started"
+    yield override.is_delete(), key, f"cannot be removed from a run; {line} works only when a run starts"
     yield (override.is_sweep_override(), key, lambda:
            f"{override.get_value_string()} is several values: give one, or write a list [a,b]")
     yield several and override.key_or_group not in SEVERAL, key, "should be exactly one option"
     if f"{key}.".startswith(tuple(f"{one}." for one in may)):
         return
-    yield key.startswith(("hydra.", "hydra/")), key, "belongs to the start of a run and cannot be changed"
+    yield key.startswith(("hydra.", "hydra/")), key, "is fixed when a run starts and cannot be changed"
     if value_at(raw, key, ABSENT) is ABSENT and key not in GROUPS and not (override.is_add() and "." in key):
         raise no_such_key_of(raw, key)
     yield True, key, f"cannot be changed: {why}"

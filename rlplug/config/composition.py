@@ -52,7 +52,7 @@ def validated(config: DictConfig, hydra: Any, overrides: Sequence[str]) -> tuple
         run = parse(raw)
         typed = [word.lstrip("+").partition("=")[0] for word in overrides]
         if "rollout" in run.buffer.cls.gives and "train_batch_size" in typed and "buffer" not in typed:
-            said = "is for buffers that are sampled, and a rollout is learned from whole"
+            said = "applies to buffers that are sampled, but a rollout is used whole"
             raise ConfigError("train_batch_size", f"{said}; set num_envs or rollout_fragment_length")
         return run, pair
     except ConfigError as error:
@@ -74,7 +74,7 @@ def composed(overrides: Sequence[str] = ()) -> DictConfig:
         ConfigError: Hydra rejects the overrides.
     """
     if isinstance(overrides, str):
-        raise ConfigError("", f"takes a list of words: {overrides.split()}")
+        raise ConfigError("", f"expected a list of strings, got {overrides.split()}")
     with explained(overrides):
         return loaded(overrides)
 
@@ -168,7 +168,7 @@ def check_choices(choices: Mapping[str, Any], overrides: Sequence[str]) -> None:
         if group == "algo" and isinstance(tuned := choices.get("experiment"), str):
             own = composed([*folders_of(overrides), f"experiment={tuned}"]).hydra.runtime.choices.algo
             if own != value:
-                said = f"{value} cannot take the place of {own}, whose settings experiment={tuned} holds"
+                said = f"{value} cannot replace {own}, whose settings experiment={tuned} sets"
                 raise ConfigError("algo", f"{said}; leave one of the two out")
         node, _, last = group.rpartition(".")
         kind, slot = kind_of(node), node if node in SINGLE else f"model@{node}".replace("model@model", "model")

@@ -108,7 +108,7 @@ def unknown_option(path: str, overrides: Sequence[str]) -> ConfigError:
             )
             said = f"unknown option {name!r}"
             if (declares := owners().get((group, name), ())) and not origins.is_selected(group, name):  # type: ignore[call-overload]
-                said = f"{declares[0]} has no conf/{group}/{name}.yaml, by which its {group} {name!r} would be chosen"
+                said = f"{declares[0]} has no conf/{group}/{name}.yaml to select its {group} {name!r}"
             nothing = group in SEVERAL and name.lower() in ("none", "null", "false")
             if words := [f"{group}=[]"] if nothing else [] if meant else chosen_as(name, {}, without=group):
                 return ConfigError(group, f"{said}; did you mean {' or '.join(words)}?")
@@ -128,7 +128,7 @@ def no_such_key_of(tree: Mapping[str, Any], key: str) -> ConfigError:
 
 
 def not_chosen(kind: str, name: str, nodes: Iterable[str]) -> ConfigError:
-    return ConfigError(f"{kind}.{name}", f"is not among what is chosen; add it: {_together(kind, name, nodes)}")
+    return ConfigError(f"{kind}.{name}", f"is not selected; add it: {_together(kind, name, nodes)}")
 
 
 def _together(kind: str, name: str, nodes: Iterable[str]) -> str:

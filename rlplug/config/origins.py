@@ -102,7 +102,7 @@ def _blamed(error: ConfigError, files: Files, words: Sequence[str]) -> ConfigErr
     if file.group != kind and any(re.match(rf"({kind}@)?{slot}=", word) for word in words):
         way = f"leave it out: ~{key}" if isinstance(error, UnknownKeyError) else f"set it: {key}=<value>"
         return ConfigError(error.key, f"{error.message}; {file} sets it for another {kind}; {way}")
-    return ConfigError(error.key, f"{error.message}; it stands in {file}")
+    return ConfigError(error.key, f"{error.message}; it is set in {file}")
 
 
 def _sets(word: str, key: str) -> bool:
@@ -150,7 +150,7 @@ def chosen_files(words: Iterable[str]) -> list[Preset]:
 def asked_by(group: str, option: str, words: Sequence[str]) -> str:
     """Return ``; <file> asks for it`` if a chosen file, not the command line, names an option; else empty."""
     asks = re.compile(rf"\W{re.escape(group)}(@\S+)?: *{re.escape(option)}\s")
-    found = (f"; {file} asks for it" for file in chosen_files(words) if asks.search(file.path.read_text("utf-8")))
+    found = (f"; {file} selects it" for file in chosen_files(words) if asks.search(file.path.read_text("utf-8")))
     return next(found, "")
 
 
@@ -167,4 +167,4 @@ def unreadable(error: yaml.MarkedYAMLError) -> ConfigError:
     where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
     name = mark.name if mark else ""
     file = next((str(file) for files in presets().values() for file in files if str(file.path) == name), name)
-    return ConfigError("", f"{file} is no YAML: {error.problem}{where}")
+    return ConfigError("", f"{file} is not valid YAML: {error.problem}{where}")

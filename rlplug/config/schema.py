@@ -215,7 +215,7 @@ RESUMABLE = (
     "on_nan",
 )
 """settings that may change when a run is resumed"""
-WHY = "it alters what is learned; a run continues as it was started"
+WHY = "it changes what is learned; a resumed run keeps its settings"
 
 
 def parse(raw: dict[str, Any]) -> RunConfig:
@@ -315,7 +315,7 @@ def _check_names(node: Any, key: str = "") -> None:
     """Raise ``ConfigError`` if a key of a stored configuration is not printable, so messages cannot quote it."""
     for name, inner in node.items() if isinstance(node, Mapping) else enumerate(node) if isinstance(node, list) else ():
         if not str(name).isprintable():
-            raise ConfigError(key, f"{name!r} is no name of a setting")
+            raise ConfigError(key, f"{name!r} is not the name of a setting")
         _check_names(inner, dotted(key, name))
 
 

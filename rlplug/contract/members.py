@@ -48,10 +48,10 @@ def check_class(kind: Kind, cls: type[Any]) -> None:
     """Raise ``ConfigError`` unless a class has the members of its kind. Calls none of them."""
     base = BASES[kind]
     if kind in DERIVED and base not in getattr(cls, "__mro__", ()):
-        raise mistake(cls, "", f"is no {base.__name__}; write class {cls.__name__}({base.__name__}), of rlplug.api")
+        raise mistake(cls, "", f"is not a subclass of {base.__name__}; write class {cls.__name__}({base.__name__})")
     if not hasattr(getattr(cls, "Config", None), "__pydantic_fields__"):
         what = "an ordinary class" if hasattr(cls, "Config") else "missing; write it as a class"
-        raise mistake(cls, "Config", f"is {what}; write @settings above it, of rlplug.settings")
+        raise mistake(cls, "Config", f"is {what}; add @settings of rlplug.settings")
     own = next(parent for parent in cls.__mro__ if {"__init__", "__new__"} & vars(parent).keys())
     if own in base.__mro__:
         raise _missing(cls, Made, "__init__")
@@ -91,7 +91,7 @@ def _misfit(own: Any, base: Any) -> str | None:
     if own is base or not isinstance(function, types.FunctionType):
         return None
     if isinstance(base, property) or (isinstance(base, classmethod) and function is own):
-        return f"is no {type(base).__name__}; write @{type(base).__name__} above it"
+        return f"is not a {type(base).__name__}; add @{type(base).__name__}"
     takes, given = _parameters(own), _parameters(base)
     names = [p.name for p in takes]
     try:
@@ -140,9 +140,9 @@ def _check_hooks(cls: type[Any]) -> None:
         if not callable(own) or (mark is None and not name.startswith("rlplug_")):
             continue
         if hook is None and not (mark and mark["optionalhook"]):
-            raise mistake(cls, name, f"is no hook; {unknown(name, hooks)}")
+            raise mistake(cls, name, f"is not a hook; {unknown(name, hooks)}")
         if mark is None:
-            raise mistake(cls, name, "is never called; write @hookimpl above it, of rlplug")
+            raise mistake(cls, name, "is never called; add @hookimpl of rlplug")
         taken = {p.name for p in _parameters(own) if p.default is p.empty}
         if hook and taken - {p.name for p in _parameters(hook)}:
             raise mistake(cls, name, f"takes {_plain(own)}; write {written(hook)}")
@@ -160,7 +160,7 @@ def make(cls: type[Any], cfg: Any, ctx: Any) -> Any:
         raise
     finally:
         if isinstance(made, nn.Module) and "_modules" not in vars(made):
-            raise mistake(made, "__init__", "has to call super().__init__() first")
+            raise mistake(made, "__init__", "must call super().__init__() first")
     if Loop in cls.__mro__:
         refuse(made, "tempo", record_misfit(made.tempo, Tempo))
     return made
@@ -192,7 +192,7 @@ def record_misfit(returned: Any, cls: type[Any]) -> str | None:
         except ValidationError as error:
             got = repr(x) if isinstance(x, str | int | float) else tree.what(x)
             right = re.sub("^Input should be (an instance of )?", "", error.errors()[0]["msg"])
-            return f"returned {cls.__name__} with {got} for {name}; give {right}"
+            return f"returned {cls.__name__} with {got} for {name}; expected {right}"
     return None
 
 
@@ -209,5 +209,5 @@ def check_env(env: VecEnv) -> EnvSpec:
     _check_members("env", env)
     refuse(env, "spec", spec_misfit(env.spec))
     if not isinstance(env.autoreset, AutoresetMode):
-        raise mistake(env, "autoreset", f"is {tree.what(env.autoreset)}; it has to be of AutoresetMode")
+        raise mistake(env, "autoreset", f"is {tree.what(env.autoreset)}; it must be an AutoresetMode")
     return env.spec

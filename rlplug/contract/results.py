@@ -60,7 +60,7 @@ def nobody_gives(keys: Sequence[str], algorithm: Algorithm, exploration: Mapping
     """Return the error for keys that neither the environment nor the algorithm provides."""
     own = Exploration.reads.__func__
     reading = [named(extra, "reads") for extra in exploration.values() if type(extra).reads.__func__ is not own]
-    said = f"names {', '.join(keys)}, which neither the environment gives nor {named(algorithm, 'act')}"
+    said = f"names {', '.join(keys)}, provided neither by the environment nor by {named(algorithm, 'act')}"
     return ConfigError("", f"{' or '.join([named(algorithm, 'needs'), *reading])} {said}")
 
 
@@ -87,7 +87,7 @@ def check_given(batch: Batch | None, exploration: Mapping[str, Exploration]) -> 
     """Raise ``ConfigError`` if a loop's batch is not rows but an exploration module rewards rows."""
     for name, extra in exploration.items():
         if batch and "valid" not in batch and type(extra).intrinsic_reward is not Exploration.intrinsic_reward:
-            said = f"rewards the rows of a sample, and the loop gives the learner {', '.join(batch)} instead"
+            said = f"rewards sampled rows, but the loop passes the learner {', '.join(batch)}"
             raise ConfigError(f"exploration.{name}", f"{said}; leave it out")
 
 
@@ -117,11 +117,11 @@ def _losses(returned: Any, *given: Any) -> str | None:
     if not isinstance(returned, Losses):
         return f"returned {tree.what(returned)}; return Losses, with a dict of terms"
     if not isinstance(returned.terms, dict) or not returned.terms:
-        return f"returned Losses whose terms are {tree.what(returned.terms)}; return a dict with one term at least"
+        return f"returned Losses whose terms are {tree.what(returned.terms)}; return a dict with at least one term"
     for what, tensors in (("term", returned.terms), ("metric", returned.metrics)):
         for name, x in tensors.items():
             if not isinstance(x, Tensor):
-                return f"returned the {what} {name!r} as {tree.what(x)}; {what}s are tensors, of every row or 0-d"
+                return f"returned the {what} {name!r} as {tree.what(x)}; {what}s are tensors, per row or 0-d"
             if what == "term" and torch.is_grad_enabled() and not x.requires_grad:
                 return f"returned the term {name!r} without a gradient; compute it without detach() and no_grad()"
     return None
@@ -135,14 +135,14 @@ def optimizers(who: Trainable) -> dict[str, Optim]:
     except ValueError as error:
         if "empty parameter list" not in str(error):
             raise
-        said = "gives an optimizer no parameters; self.parameters() is empty once it was read: call it for each"
+        said = "gives an optimizer no parameters; self.parameters() can be read only once: call it for each optimizer"
         raise mistake(who, "optimizers", said) from error
     if not isinstance(returned, dict):
-        said = f"returned {tree.what(returned)}; return a dict of Optim, by the names of parts"
+        said = f"returned {tree.what(returned)}; return a dict of Optim by part name"
         raise mistake(who, "optimizers", said)
     for part, optim in returned.items():
         if not isinstance(optim, Optim):
-            raise mistake(who, "optimizers", f"returned {part!r} as {tree.what(optim)}; write Optim(...) around it")
+            raise mistake(who, "optimizers", f"returned {part!r} as {tree.what(optim)}; wrap it in Optim(...)")
         refuse(who, "optimizers", record_misfit(optim, Optim))
     return returned
 
@@ -158,13 +158,13 @@ def check_step_sizes(key: str, cfg: Any, who: Trainable, parts: Parts, following
     sizes = {name: x for name, x in vars(cfg).items() if re.search("(^|_)lr$", name)}
     schedules = {name: following(x) for name, x in sizes.items() if isinstance(x, list) and len(x) > 1}
     for name in (name for name, tensors in schedules.items() if not tensors):
-        raise mistake(who, "", f"never calls ctx.schedule(cfg.{name}), and {key}.{name} is a schedule")
+        raise mistake(who, "", f"never calls ctx.schedule(cfg.{name}), but {key}.{name} is a schedule")
     followed = {part: state.optim.lr for part, state in parts().items()}
     for name, tensors in schedules.items() if followed else ():
         if not any(lr is tensor for lr in followed.values() for tensor in tensors):
             deaf = " and ".join(repr(part) for part, lr in followed.items() if lr is None)
             way = f"write Optim(..., lr=ctx.schedule(cfg.{name}))"
-            raise mistake(who, "optimizers", f"gives {deaf} no lr, and {key}.{name} is a schedule; {way}")
+            raise mistake(who, "optimizers", f"gives {deaf} no lr, but {key}.{name} is a schedule; {way}")
 
 
 # ---- watching --------------------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ def of_recordings(config: RunConfig, spec: EnvSpec) -> Iterator[None]:
     except ConfigError as error:
         if error.key != "algo" or config.data.path is None or not (ways := serving(spec)):
             raise
-        said = f"of those that learn from recordings, algo={' or '.join(ways)} serves them"
+        said = f"use algo={' or '.join(ways)}, which learn from datasets"
         raise ConfigError("algo", f"{error.message.partition('; ')[0]}; {said}") from None
 
 

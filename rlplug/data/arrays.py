@@ -145,7 +145,7 @@ def npz_source(path: Path, reading: Reading) -> FlatSource:
     with zipfile.ZipFile(path) as file:
         names = {info.filename.removesuffix(".npy"): info for info in file.infolist()}
         read = {name: info for name, info in names.items() if name.replace("/", ".").split(".")[0] in CALLED}
-        check_size(path, sum(info.file_size for info in read.values()), whole=True)
+        check_size(path, sum(info.file_size for info in read.values()), in_memory=True)
         return FlatSource(path, reading, {name: _array(file, read.get(name)) for name in names})
 
 
@@ -158,11 +158,11 @@ def _array(file: zipfile.ZipFile, info: zipfile.ZipInfo | None) -> Any:
         read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
         shape, columns_first, dtype = read(stream)
         if dtype.kind not in "biuf":
-            raise ValueError(f"{info.filename!r} holds no numbers, but {dtype}")
+            raise ValueError(f"{info.filename!r} contains {dtype} instead of numbers")
         data = stream.read()
     count = int(np.prod([float(size) for size in shape]))
     if min(shape, default=0) < 0 or count * dtype.itemsize != len(data):
-        raise ValueError(f"{info.filename!r} holds {len(data)} bytes, and its header says {[*shape]} of {dtype}")
+        raise ValueError(f"{info.filename!r} has {len(data)} bytes, but its header says {[*shape]} of {dtype}")
     return np.ndarray(shape, dtype, data, order="F" if columns_first else "C")
 
 
@@ -180,13 +180,13 @@ def table_source(path: Path, reading: Reading, file: Any) -> FlatSource:
         while str(kind).startswith(("list<", "large_list<", "fixed_size_list<")):
             kind = kind.value_type
         if not str(kind).startswith(KINDS):
-            raise ValueError(f"{name!r} holds no numbers, but {kind}")
+            raise ValueError(f"{name!r} contains {kind} instead of numbers")
     of, groups = file.metadata, range(file.metadata.num_row_groups)
     chunks = [of.row_group(i).column(j) for i in groups for j in range(of.num_columns)]
     values = sum(
         one.num_values for one in chunks if one.path_in_schema.split(".")[0] in {n.split(".")[0] for n in read}
     )
-    check_size(path, max(8 * values, of.num_rows), whole=True)
+    check_size(path, max(8 * values, of.num_rows), in_memory=True)
     table = file.read(columns=read)
     columns = {
         name: _column(name, column.combine_chunks())

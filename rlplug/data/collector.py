@@ -34,8 +34,8 @@ def with_previous(episode: Batch, keys: Sequence[str]) -> Batch:
     return episode
 
 
-class Column:
-    """Position of a column: pass, place in the order of its episodes, and first row of the next segment.
+class Cursor:
+    """Position in a dataset: pass, place in the order of its episodes, and first row of the next segment.
 
     Column ``b`` of ``B`` has the episodes ``b, b + B, ...`` of every pass.
     """
@@ -119,26 +119,26 @@ class RecordingCollector:
         self.recording, self.algorithm, self.ctx, self.shard = recording, algorithm, ctx, shard
         self.finishing = transforms(algorithm, ctx, ctx.needs.keys) if finishing is None else finishing
         if (n := len(recording.order(0))) < shard.num_envs:
-            raise ConfigError("num_envs", f"{shard.num_envs} columns, but the recording has {n} episodes; take 1")
+            raise ConfigError("num_envs", f"{shard.num_envs} environments, but the dataset has {n} episodes; use 1")
         if not ctx.spec.nested:
             self._missing(key for key in (*CORE, "obs", "action") if key not in recording.keys)
         changes = type(algorithm).postprocess is not Algorithm.postprocess
         kept = (*ctx.needs.keys, *CORE, "alive", *ctx.spec.nested)
         self._read = [key for key in recording.keys if changes or key in kept]
-        self.columns = [Column(recording, number, shard.num_envs, once) for number in shard.env_ids]
+        self.cursors = [Cursor(recording, number, shard.num_envs, once) for number in shard.env_ids]
         self.spec = self._spec()  # finds missing keys and other spaces
 
     def _missing(self, keys: Iterable[str]) -> None:
         """Raise ``ConfigError`` for needed keys that neither the dataset nor the algorithm provides."""
         given = {*DERIVED} if self.ctx.spec.has_masks else {*DERIVED, "action_mask"}
         if missing := [key for key in keys if key not in given]:
-            sources = self.recording.sources
+            sources = self.recording.files
             lacking = next((source for source in sources if missing[0] not in source.keys), sources[0])
-            said = f"{lacking.path} has no column {missing[0]!r}, which the algorithm learns from"
+            said = f"{lacking.path} has no key {missing[0]!r}, which the algorithm needs"
             raise ConfigError("data.path", f"{said}; it has {', '.join(sorted(lacking.keys))}")
 
     def _spec(self) -> SegmentSpec:
-        before = [column.at for column in self.columns]
+        before = [cursor.at for cursor in self.cursors]
         try:
             row = tree.take(batch := self.collect(1), 0)
         except KeyError as error:  # from ``postprocess``
@@ -146,27 +146,27 @@ class RecordingCollector:
             raise
         given = {*batch}.union(*(batch[name] for name in self.ctx.spec.nested))
         self._missing(key for key in self.ctx.needs.keys if key not in given)
-        for column, at in zip(self.columns, before, strict=True):
-            column.at = at
-        every, rows = slice(0, len(self.columns)), self.recording.lengths[self.recording.order(0)] + 1
+        for cursor, at in zip(self.cursors, before, strict=True):
+            cursor.at = at
+        every, rows = slice(0, len(self.cursors)), self.recording.lengths[self.recording.order(0)] + 1
         most = max(int(rows[b :: self.shard.num_envs].sum()) for b in range(self.shard.num_envs))
         return SegmentSpec(row, AutoresetMode.NEXT_STEP, (every,), steps=self.recording.steps(), rows=most)
 
     def collect(self, rows: int, *args: Any, **options: Any) -> Batch:
         """Read a segment ``[rows + 1, B]``. Other arguments of ``ShardCollector.collect`` are ignored."""
         previous = [key for key in PREVIOUS if key in self.ctx.needs.keys]
-        columns = [column.take(rows + 1, self._read, previous) for column in self.columns]
+        columns = [cursor.take(rows + 1, self._read, previous) for cursor in self.cursors]
         arrays = tree.map(lambda *leaves: np.stack(leaves, 1), *columns)
         arrays["valid"][-1] = False
         batch = tree.map(torch.from_numpy, arrays)
         if "carry" in self.ctx.needs.keys:  # recurrent states of another policy are meaningless
-            states = self.algorithm.initial_carry(len(self.columns))
+            states = self.algorithm.initial_carry(len(self.cursors))
             batch["carry"] = tree.map(lambda x: x.cpu()[None].repeat(rows + 1, *[1] * x.ndim), states)
         with torch.inference_mode(), self.ctx.acting(self.shard):
             return finished(batch, self.finishing)
 
     def state(self) -> Tree:
-        return {"env": "recording", "data": self.recording.identity(), "columns": [[*c.at] for c in self.columns]}
+        return {"env": "recording", "data": self.recording.identity(), "columns": [[*c.at] for c in self.cursors]}
 
     def load(self, state: Tree) -> None:
         """Restore the position of ``state``.
@@ -176,9 +176,9 @@ class RecordingCollector:
         """
         if state["data"] != (now := self.recording.identity()):
             changed = next((old[0] for old in state["data"] if old not in now), "there are more files")
-            raise ConfigError("data.path", f"is other data than the run began with: {changed}")
-        for column, at in zip(self.columns, state["columns"], strict=True):
-            column.at = tuple(at)
+            raise ConfigError("data.path", f"differs from the data that the run began with: {changed}")
+        for cursor, at in zip(self.cursors, state["columns"], strict=True):
+            cursor.at = tuple(at)
 
     def close(self) -> None:
         """Do nothing, because files are closed automatically."""

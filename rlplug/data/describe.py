@@ -26,25 +26,25 @@ def describe(recording: Recording) -> dict[str, Any]:
         rows.append(recording.episode(number, None, 1))
         if sum(len(one["valid"]) for one in rows) >= LOOKED_AT:
             break
-    spec = next((source.spec for source in recording.sources if source.spec is not None), None)
-    columns, coverage = dict[str, str](), dict[str, str]()
+    spec = next((source.spec for source in recording.files if source.spec is not None), None)
+    keys, coverage = dict[str, str](), dict[str, str]()
     for group, first in groups_of(rows[0]).items():
         parts = [groups_of(one)[group] for one in rows]
         for path, leaf in tree.items(first):
             name = ".".join(filter(None, (group, *path)))
-            columns[name] = f"{leaf.dtype} {[*leaf.shape[1:]]}"
+            keys[name] = f"{leaf.dtype} {[*leaf.shape[1:]]}"
             if path[0] in ("obs", "action") and leaf.dtype != np.bool_:
                 acted = [_at(part, path)[one["valid"]] for part, one in zip(parts, rows, strict=True)]
                 coverage[name] = _cover(np.concatenate(acted), path[0] == "action")
     return {
-        "files": len(recording.sources),
+        "files": len(recording.files),
         "episodes": len(lengths),
         "steps": int(lengths.sum()),
         "return": _spread(returns),
         "length": _spread(lengths),
         "terminated": _share(np.array([bool(_any(one, "terminated")) for one in rows])),
         "spaces": dict(_spaces(spec)),
-        "columns": columns,
+        "keys": keys,
         "coverage": coverage,
         "looked_at": len(rows),
         "missing": {key: why for key, why in WISHED.items() if key not in recording.keys},
@@ -57,7 +57,7 @@ def table(about: dict[str, Any]) -> str:
     rows += [("return", about["return"]), ("length", about["length"]), ("terminated", about["terminated"])]
     rows += [("spaces", "") if about["spaces"] else ("spaces", "the files do not say")]
     rows += [(f"  {name}", text) for name, text in about["spaces"].items()]
-    rows += [("columns", ""), *((f"  {name}", text) for name, text in about["columns"].items())]
+    rows += [("keys", ""), *((f"  {name}", text) for name, text in about["keys"].items())]
     rows += [("coverage", f"of {about['looked_at']:,} episodes")]
     rows += [(f"  {name}", text) for name, text in about["coverage"].items()]
     rows += [("missing", f"{key}: {why}") for key, why in about["missing"].items()]

@@ -47,8 +47,8 @@ def find(path: str, key: str, suffixes: Collection[str]) -> list[Path]:
     if regular:
         return sorted({*regular})
     if found:
-        raise ConfigError(key, f"{path} is no regular file")
-    what = f"holds no file of episodes ({', '.join(suffixes)})" if whole.is_dir() else "does not exist"
+        raise ConfigError(key, f"{path} is not a regular file")
+    what = f"contains no file of episodes ({', '.join(suffixes)})" if whole.is_dir() else "does not exist"
     raise ConfigError(key, f"{path} {what}")
 
 

@@ -102,19 +102,19 @@ def _columns(group: Any, path: Path) -> dict[str, Any]:
     """
     h5py, size = needs_package("h5py", str(path)), 0
     if not isinstance(group, h5py.Group):  # iterating over a dataset would yield its elements
-        raise ValueError("has a data set where a group is expected")
+        raise ValueError("has a dataset where a group is expected")
     found = {name: item for top in group if top in CALLED for name, item in _walk(_held(group, top), top)}
     if "infos" in group and isinstance(infos := _held(group, "infos"), h5py.Group):
         for name in filter(infos.__contains__, OF_LOGP):
             found["logp"] = _held(infos, name)
     for name, item in found.items():
         if not isinstance(item, h5py.Dataset) or item.dtype.kind not in NUMBERS:
-            raise ValueError(f"holds no numbers in {name!r}")
+            raise ValueError(f"has no numbers in {name!r}")
         if item.external or item.is_virtual:
-            raise ValueError(f"keeps {name!r} in another file, and only its own contents are read")
+            raise ValueError(f"keeps {name!r} in another file, but only its own contents are read")
         piece = np.prod([float(side) for side in item.chunks or ()]) * item.dtype.itemsize
         size += max(item.size * item.dtype.itemsize if item.shape else 0, int(piece))
-    check_size(path, size, whole=False)
+    check_size(path, size, in_memory=False)
     return {name: item for name, item in found.items() if item.shape}
 
 
@@ -136,5 +136,5 @@ def _held(group: Any, name: str) -> Any:
     """
     h5py = needs_package("h5py", name)
     if not isinstance(group.get(name, getlink=True), h5py.HardLink):
-        raise ValueError(f"has a link to elsewhere at {name!r}, and only its own contents are read")
+        raise ValueError(f"has an external link at {name!r}, but only its own contents are read")
     return group[name]

@@ -174,7 +174,7 @@ class JsonSource:
             pieces.append(piece)
             size += len(piece)
             if size > LINE or not piece.strip(b"\x00"):
-                said = f"is longer than {LINE >> 20:,} MiB" if size > LINE else "is no text"
+                said = f"is longer than {LINE >> 20:,} MiB" if size > LINE else "is not text"
                 raise refused(self.path, f"cannot be read: line {len(self._offsets)} {said}")
         return b"".join(pieces)
 
@@ -189,14 +189,14 @@ class JsonSource:
             return {}
         try:
             if not beside.is_file() or beside.stat().st_size > BESIDE:
-                raise ValueError("it is no regular file of that kind")
+                raise ValueError("it is not a regular file of that kind")
             about = json.loads(beside.read_bytes())
             if not isinstance(about, dict):
-                raise ValueError("it is no object")
+                raise ValueError("it is not an object")
             check_leaves(about["leaves"])
             spec_of(about["spec"])
         except (OSError, ValueError, KeyError, RecursionError) as error:
-            said = f"cannot be read: {_why(error)}; it says what the columns of {self.path.name} are"
+            said = f"cannot be read: {_why(error)}; it describes the columns of {self.path.name}"
             raise refused(beside, said) from None
         return about
 
@@ -259,9 +259,9 @@ class JsonSource:
         except RecursionError:
             raise ValueError("it is nested too deeply") from None
         if not isinstance(line, dict):
-            raise ValueError("it is no object")
+            raise ValueError("it is not an object")
         if line.pop("type", "SampleBatch") != "SampleBatch":
-            raise refused(self.path, "is of several agents (MultiAgentBatch), which JSON lines are not read of")
+            raise refused(self.path, "has several agents (MultiAgentBatch), which JSON lines do not support")
         own = {new + leaf["path"][0] for leaf in self._about.get("leaves", ()) for new in ("", "new_")}
         columns = {key: _read(value) for key, value in line.items() if key in CALLED or key in own}
         found = named({k: v for k, v in columns.items() if v is not None}, self.path)

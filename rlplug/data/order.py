@@ -77,7 +77,7 @@ class Order:
         """
         if self._triples >= FEW and self._early >= THROUGHOUT * self._triples:
             said = "has next observations that are the observations two rows later, throughout: they are one row off"
-            said += ", or the rows of two episodes alternate, and a column 'episode' has to tell them apart"
+            said += ", or the rows of two episodes alternate, and a column 'episode' must tell them apart"
             raise ValueError(f"{said}; {WAY}")
         if self._moved >= FEW and self._late >= THROUGHOUT * self._moved:
             # if states never change, any order is right; then there are few distinct states
@@ -103,13 +103,13 @@ def equal(a: Any, b: Any) -> np.ndarray:
     """
     parts, others = dict(tree.items(a)), dict(tree.items(b))
     if parts.keys() != others.keys():
-        raise ValueError("has observations and next observations of other parts")
+        raise ValueError("has observations and next observations with different parts")
     same: Any = True
     for path, x in parts.items():
         x, y = np.asarray(x), np.asarray(others[path])
         if x.shape != y.shape:
             shapes = f"{[*x.shape[1:]]} and {[*y.shape[1:]]}"
-            raise ValueError(f"has observations and next observations of other shapes, {shapes}")
+            raise ValueError(f"has observations and next observations of different shapes, {shapes}")
         close = x == y
         if x.dtype.kind == y.dtype.kind == "f" and not close.all():
             x, y = x.astype(np.float64), y.astype(np.float64)

@@ -35,20 +35,20 @@ def unpack(text: str) -> Any:
         ConfigError: LZ4 is not installed.
         ValueError, RuntimeError: it is damaged, too large, or has values other than arrays.
     """
-    lz4 = needs_package("lz4.frame", "a compressed column")
+    lz4 = needs_package("lz4.frame", "a compressed value")
     packed = base64.b64decode(text, validate=True)
     most = min(MOST, FOLDS * len(packed) + 2**16)
     reader, declared = lz4.LZ4FrameDecompressor(), lz4.get_frame_info(packed)["content_size"]
     raw = reader.decompress(packed, max_length=most) if declared <= most else b""
     if not reader.eof:
-        raise ValueError(f"a compressed column is cut off, or holds more than {MOST >> 20:,} MiB")
+        raise ValueError(f"a compressed value is cut off, or holds more than {MOST >> 20:,} MiB")
     return plain(parse(raw))
 
 
 def plain(value: Any, depth: int = 0) -> Any:
     """Convert a parsed value to arrays, and dicts and lists of arrays."""
     if depth > DEPTH:
-        raise ValueError("a compressed column is nested too deeply")
+        raise ValueError("a compressed value is nested too deeply")
     match value:
         case _Array(value=np.ndarray() as array):
             return array
@@ -100,7 +100,7 @@ class _Machine:
     def run(self, raw: bytes) -> Any:
         for count, (operation, argument, _) in enumerate(pickletools.genops(raw)):
             if count > PARTS:
-                raise ValueError(f"a compressed column has more than {PARTS:,} parts")
+                raise ValueError(f"a compressed value has more than {PARTS:,} parts")
             if operation.name == "STOP":
                 break
             if operation.name in VALUES:
@@ -110,13 +110,13 @@ class _Machine:
             else:
                 do(self, argument)
         if len(self.stack) != 1:
-            raise ValueError("a compressed column is damaged")
+            raise ValueError("a compressed value is damaged")
         return self.pop()
 
     def pop(self, kind: type | tuple[type, ...] = object) -> Any:
         """Pop the top of the stack."""
         if not self.stack or not isinstance(value := self.stack.pop(), kind) or value is MARK:
-            raise ValueError("a compressed column is damaged")
+            raise ValueError("a compressed value is damaged")
         return value
 
     def since_mark(self) -> list[Any]:
@@ -126,11 +126,11 @@ class _Machine:
             if (value := self.stack.pop()) is MARK:
                 return values[::-1]
             values.append(value)
-        raise ValueError("a compressed column is damaged")
+        raise ValueError("a compressed value is damaged")
 
     def put(self, place: int) -> None:
         if not self.stack or not 0 <= place <= PARTS:
-            raise ValueError("a compressed column is damaged")
+            raise ValueError("a compressed value is damaged")
         self.memo[place] = self.stack[-1]
 
     def get(self, place: int) -> None:
@@ -147,7 +147,7 @@ class _Machine:
         """Add the bytes of an array to the total."""
         self.size += size
         if self.size > MOST:
-            raise ValueError(f"a compressed column holds more than {MOST >> 20:,} MiB")
+            raise ValueError(f"a compressed value holds more than {MOST >> 20:,} MiB")
 
     def tuple_of(self, count: int) -> None:
         values = [self.pop() for _ in range(count)]
@@ -177,15 +177,15 @@ class _Machine:
 
     def append(self, values: list[Any]) -> None:
         if not self.stack or not isinstance(self.stack[-1], list):
-            raise ValueError("a compressed column is damaged")
+            raise ValueError("a compressed value is damaged")
         self.stack[-1].extend(values)
 
     def set_items(self, values: list[Any]) -> None:
         keys = values[::2]
         if not self.stack or not isinstance(target := self.stack[-1], dict) or len(values) % 2:
-            raise ValueError("a compressed column is damaged")
+            raise ValueError("a compressed value is damaged")
         if not all(isinstance(key, str) for key in keys):
-            raise _refusal("keys that are no text")
+            raise _refusal("keys that are not text")
         target.update(zip(keys, values[1::2], strict=True))
 
     # ---- functions of NumPy ------------------------------------------------------------------------------------------
@@ -281,4 +281,4 @@ def _not_called() -> Any:
 
 
 def _refusal(what: str) -> ValueError:
-    return ValueError(f"a compressed column holds {what}, and only arrays are read")
+    return ValueError(f"a compressed value holds {what}, and only arrays are read")

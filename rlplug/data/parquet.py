@@ -154,10 +154,10 @@ def _check_meta(pa: Any, path: Path, file: Any, meta: Any) -> None:
     for leaf in leaves:
         if (kind := schema.field(".".join(leaf["path"])).type) != _type(pa, leaf):
             raise ValueError(
-                f"its footer says {leaf['dtype']} {leaf['shape']} of {'.'.join(leaf['path'])!r}, which is {kind}"
+                f"its footer declares {leaf['dtype']} {leaf['shape']} of {'.'.join(leaf['path'])!r}, which is {kind}"
             )
     width = sum(int(np.prod(leaf["shape"])) * np.dtype(leaf["dtype"]).itemsize for leaf in leaves)
-    check_size(path, width * of.num_rows, whole=False)
+    check_size(path, width * of.num_rows, in_memory=False)
     steps, returns = meta["steps"], meta["returns"]
     for groups, kind in ((steps, int), (returns, int | float)):
         if not isinstance(groups, list) or not all(
@@ -166,7 +166,7 @@ def _check_meta(pa: Any, path: Path, file: Any, meta: Any) -> None:
             raise ValueError("its footer is damaged")
     rows = [of.row_group(i).num_rows for i in range(of.num_row_groups)]
     if [sum(group) + len(group) for group in steps] != rows or min(map(min, filter(None, steps)), default=1) < 1:
-        raise ValueError("its footer says another number of rows than it has")
+        raise ValueError("its footer gives a wrong number of rows")
     if [*map(len, steps)] != [*map(len, returns)]:
         raise ValueError("its footer is damaged")
 

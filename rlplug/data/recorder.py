@@ -12,7 +12,7 @@ import numpy as np
 from rlplug import tree
 from rlplug.api import Run, Segment
 from rlplug.checkpointing import atomic
-from rlplug.collection.play import OF_EPISODE, Recorder
+from rlplug.collection.play import OF_EPISODE, EpisodeSplitter
 from rlplug.collection.segment import on_cpu
 from rlplug.data import json_lines, parquet
 from rlplug.data.source import needs_package
@@ -117,7 +117,7 @@ class RunRecorder:
 
     def __init__(self, files: EpisodeFiles, num_envs: int) -> None:
         self.files, self.num_envs = files, num_envs
-        self._shards: dict[int, Recorder] = {}  # by first column
+        self._shards: dict[int, EpisodeSplitter] = {}  # by first column
 
     @hookimpl
     def rlplug_started(self, run: Run) -> None:
@@ -137,9 +137,9 @@ class RunRecorder:
         for _, _, rows in recorder.drain():
             self.files.add(rows)
 
-    def _shard(self, begin: int, columns: int) -> Recorder:
+    def _shard(self, begin: int, columns: int) -> EpisodeSplitter:
         if begin not in self._shards:
-            self._shards[begin] = Recorder(np.full(columns, ENDLESS), ENDLESS)
+            self._shards[begin] = EpisodeSplitter(np.full(columns, ENDLESS), ENDLESS)
         return self._shards[begin]
 
     def state(self) -> Tree:

@@ -15,11 +15,11 @@ from rlplug.data.files import find
 from rlplug.data.hdf5 import hdf5_source
 from rlplug.data.json_lines import JsonSource
 from rlplug.data.parquet import parquet_source
-from rlplug.data.source import Reading, Source, refused, why
+from rlplug.data.source import DatasetFile, Reading, refused, why
 from rlplug.envs.spec_json import mismatch
 from rlplug.types import Batch, ConfigError, EnvSpec, RunError
 
-FORMATS: Mapping[str, Callable[[Path, Reading], Source]] = {
+FORMATS: Mapping[str, Callable[[Path, Reading], DatasetFile]] = {
     ".parquet": parquet_source,
     ".json": JsonSource,
     ".jsonl": JsonSource,
@@ -50,28 +50,28 @@ class Recording:
         self, paths: Sequence[str], reading: Reading, weights: Sequence[float] | None = None, seed: int | None = None
     ) -> None:
         if weights is not None and len(weights) != len(paths):
-            said = f"{len(weights)} weights for {len(paths)} paths; give each path of data.path one"
+            said = f"{len(weights)} weights for {len(paths)} paths; give one per path of data.path"
             raise ConfigError("data.weights", said)
         self.weights, self.seed, self.reading = weights, seed, reading
-        self.sources: list[Source] = []
+        self.files: list[DatasetFile] = []
         self._share: list[int] = []  # index of each source's path
         for i, path in enumerate(paths):
             for file in files_of(path, reading.key):
-                self.sources.append(open_file(file, reading))
+                self.files.append(open_file(file, reading))
                 self._share.append(i)
-        self.lengths = np.concatenate([source.lengths for source in self.sources])
-        self.returns = np.concatenate([source.returns for source in self.sources])
+        self.lengths = np.concatenate([source.lengths for source in self.files])
+        self.returns = np.concatenate([source.returns for source in self.files])
         for i, path in enumerate(paths):
-            if not sum(len(s.lengths) for s, of in zip(self.sources, self._share, strict=True) if of == i):
-                raise ConfigError(reading.key, f"{path} holds no episode")
+            if not sum(len(s.lengths) for s, of in zip(self.files, self._share, strict=True) if of == i):
+                raise ConfigError(reading.key, f"{path} contains no episodes")
         for i, path in enumerate(paths):
-            own = [source for source, of in zip(self.sources, self._share, strict=True) if of == i]
+            own = [source for source, of in zip(self.files, self._share, strict=True) if of == i]
             if any(source.normalized for source in own) and all(one.normalized for one in own if len(one.lengths)):
-                said = f"{path} has actions in [-1, 1], and is scaled as if they were of env's own, wider bounds"
-                reading.note(f"{said}; if they are normalized, as RLlib writes them, take data.normalized_actions=true")
-        self.keys = frozenset.intersection(*(source.keys for source in self.sources))
-        self._begin = np.cumsum([0, *(len(source.lengths) for source in self.sources)])
-        self._starts = [np.array([part.start for part in source.chunks]) for source in self.sources]
+                said = f"{path} has actions in [-1, 1], scaled as if they were within env's own, wider bounds"
+                reading.note(f"{said}; if they are normalized, as RLlib writes them, use data.normalized_actions=true")
+        self.keys = frozenset.intersection(*(source.keys for source in self.files))
+        self._begin = np.cumsum([0, *(len(source.lengths) for source in self.files)])
+        self._starts = [np.array([part.start for part in source.chunks]) for source in self.files]
         self._kept: OrderedDict[tuple[int, int], list[Batch]] = OrderedDict()
         self._order = lru_cache(2)(self._drawn)
 
@@ -85,12 +85,12 @@ class Recording:
 
     def identity(self) -> list[list[str | int]]:
         """Return an identification of the data: name, episodes and steps of every file."""
-        return [[one.path.name, len(one.lengths), int(one.lengths.sum())] for one in self.sources]
+        return [[one.path.name, len(one.lengths), int(one.lengths.sum())] for one in self.files]
 
     def episode(self, number: int, keys: Sequence[str] | None, keep: int) -> Batch:
         """Return the rows of an episode, caching the ``keep`` last used chunks."""
         i = int(np.searchsorted(self._begin, number, "right")) - 1
-        source, inside = self.sources[i], number - int(self._begin[i])
+        source, inside = self.files[i], number - int(self._begin[i])
         chunk = int(np.searchsorted(self._starts[i], inside, "right")) - 1
         if (i, chunk) not in self._kept:
             self._kept[i, chunk] = self._read(source, chunk, keys)
@@ -100,7 +100,7 @@ class Recording:
         rows = self._kept[i, chunk][inside - source.chunks[chunk].start]
         return rows if keys is None else {key: rows[key] for key in keys}  # files may have additional keys
 
-    def _read(self, source: Source, chunk: int, keys: Sequence[str] | None) -> list[Batch]:
+    def _read(self, source: DatasetFile, chunk: int, keys: Sequence[str] | None) -> list[Batch]:
         """Read a chunk of a file that was readable when opened.
 
         Raises:
@@ -122,10 +122,10 @@ class Recording:
         rng = np.random.default_rng([self.seed or 0, ORDER, number])
         chunks = [
             np.arange(part.start, part.stop) + self._begin[i]
-            for i, source in enumerate(self.sources)
+            for i, source in enumerate(self.files)
             for part in source.chunks
         ]
-        shares = [self._share[i] for i, source in enumerate(self.sources) for _ in source.chunks]
+        shares = [self._share[i] for i, source in enumerate(self.files) for _ in source.chunks]
         if self.seed is not None:
             places = rng.permutation(len(chunks))
             chunks, shares = [rng.permutation(chunks[at]) for at in places], [shares[at] for at in places]
@@ -158,7 +158,7 @@ def files_of(path: str, key: str) -> list[Path]:
     return find(path, key, FORMATS)
 
 
-def open_file(path: Path, reading: Reading) -> Source:
+def open_file(path: Path, reading: Reading) -> DatasetFile:
     """Open a file of episodes, in the format of its suffix.
 
     Raises:
@@ -166,9 +166,9 @@ def open_file(path: Path, reading: Reading) -> Source:
     """
     with reading.named():
         if path.suffix not in FORMATS:
-            raise refused(path, f"is of no known format: {', '.join(FORMATS)}")
+            raise refused(path, f"has an unknown format: {', '.join(FORMATS)}")
         try:
-            source: Source = FORMATS[path.suffix](path, reading)
+            source: DatasetFile = FORMATS[path.suffix](path, reading)
         except (ConfigError, RunError):
             raise
         except MemoryError as error:
@@ -189,4 +189,4 @@ def check_spaces(path: Path, own: EnvSpec, spec: EnvSpec) -> None:
     bare = [replace(one, max_episode_steps=None, offers=frozenset[str]()) for one in (own, spec)]
     if difference := mismatch(*bare):
         there, here = difference.split(", and is ", 1)
-        raise refused(path, f"is of another environment: {there} when it was recorded, and is {here} here")
+        raise refused(path, f"was recorded in another environment: {there} there, and is {here} in env")

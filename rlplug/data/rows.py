@@ -31,11 +31,11 @@ def check_leaves(leaves: Any) -> None:
                 if names and sizes and dtype in DTYPES and np.prod([float(size) for size in shape]) <= ELEMENTS:
                     paths.add((*path,))
     if not paths or len(paths) != len(leaves):
-        raise ValueError("what it says of its columns is damaged")
+        raise ValueError("its description of its columns is damaged")
     if missing := {("valid",), ("is_first",)} - paths:
-        raise ValueError(f"it has no column {min(missing)[0]!r}")
+        raise ValueError(f"it has no key {min(missing)[0]!r}")
     if any(path[:i] in paths for path in paths for i in range(1, len(path))):
-        raise ValueError("what it says of its columns is damaged")
+        raise ValueError("its description of its columns is damaged")
 
 
 def put(rows: Batch, path: Sequence[str], leaf: np.ndarray) -> None:
@@ -62,7 +62,7 @@ def check_stream(rows: Batch, steps: np.ndarray, spec: EnvSpec | None) -> None:
     expected, groups = {"valid": valid, "is_first": np.roll(~valid, 1)}, groups_of(rows)
     for key, flags in expected.items():
         if rows[key].shape != flags.shape or (rows[key] != flags).any():
-            raise ValueError(f"its column {key!r} is not that of its episodes")
+            raise ValueError(f"its column {key!r} does not match its episodes")
     if spec is None:
         return
     for name, group in spec.groups.items():
@@ -71,11 +71,11 @@ def check_stream(rows: Batch, steps: np.ndarray, spec: EnvSpec | None) -> None:
             raise ValueError(f"it has no rows of {name!r}")
         for key in ("terminated", "truncated", "reward", "obs", "action"):
             if key not in part:
-                raise ValueError(f"it has no column {key!r}")
+                raise ValueError(f"it has no key {key!r}")
         if not spec.has_agents:
             over = (part["terminated"] | part["truncated"]).reshape(-1)
             if over.shape != valid.shape or (over != np.roll(~valid, -1)).any():
-                raise ValueError("its ends are not those of its episodes")
+                raise ValueError("its ends do not match its episodes")
         _check(part["obs"], group.obs, len(group.agents), "observations")
         _check(part["action"], group.action, len(group.agents), "actions")
 
@@ -84,14 +84,14 @@ def _check(leaf: Any, space: spaces.Space[Any], agents: int, what: str) -> None:
     """Check the shape of rows against an internal space, and the range of discrete values."""
     if isinstance(space, spaces.Dict):
         if not isinstance(leaf, dict) or leaf.keys() != space.spaces.keys():
-            raise ValueError(f"its {what} have other parts than its spaces")
+            raise ValueError(f"its {what} have different parts than its spaces")
         for key, part in space.spaces.items():
             _check(leaf[key], part, agents, what)
         return
     shape = ((agents,) if agents else ()) + (space.shape or ())
     if isinstance(leaf, dict) or leaf.shape[1:] != shape:
-        raise ValueError(f"its {what} have another shape than its spaces say")
+        raise ValueError(f"its {what} have a different shape than its spaces")
     if isinstance(space, spaces.Discrete | spaces.MultiDiscrete) and leaf.size:
         most: Any = space.n if isinstance(space, spaces.Discrete) else space.nvec
         if leaf.dtype.kind not in "iu" or (leaf < 0).any() or (leaf >= most).any():
-            raise ValueError(f"its {what} are not those of its spaces")
+            raise ValueError(f"its {what} do not match its spaces")

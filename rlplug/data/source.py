@@ -67,7 +67,7 @@ class Reading:
             ConfigError: damaged parts are refused.
         """
         if self.damaged == "refuse":
-            raise ConfigError("data.path", f"{where} cannot be read: {shown(why)}; data.damaged=skip leaves it out")
+            raise ConfigError("data.path", f"{where} cannot be read: {shown(why)}; data.damaged=skip skips it")
         self.counts["damaged"] += 1
         self.note(f"{where} is left out: {shown(why)}")
 
@@ -90,7 +90,7 @@ class Reading:
             self.notes.append(line)
 
 
-class Source(Protocol):
+class DatasetFile(Protocol):
     """A file of episodes, read in chunks."""
 
     path: Path
@@ -134,20 +134,20 @@ def why(error: BaseException) -> str:
     return shown(error) or type(error).__name__
 
 
-def check_size(path: Path, size: int, whole: bool) -> None:
+def check_size(path: Path, size: int, in_memory: bool) -> None:
     """Check the unpacked size of a file before unpacking it.
 
     Args:
         size: declared bytes.
-        whole: whether all of it is loaded into memory.
+        in_memory: whether all of it is loaded into memory.
 
     Raises:
         ValueError: it is far more than the file can plausibly hold, or more than the free memory.
     """
     if size > max(ALWAYS, FOLDS * path.stat().st_size):
-        raise ValueError(f"{size / 2**20:,.1f} MiB are said to be in {path.stat().st_size / 2**20:,.1f} MiB")
-    if whole and size > (free := psutil.virtual_memory().available):
-        raise ValueError(f"its {size / 2**30:,.1f} GiB are held in memory, of which {free / 2**30:,.1f} GiB are free")
+        raise ValueError(f"it declares {size / 2**20:,.1f} MiB in a file of {path.stat().st_size / 2**20:,.1f} MiB")
+    if in_memory and size > (free := psutil.virtual_memory().available):
+        raise ValueError(f"it needs {size / 2**30:,.1f} GiB of memory, of which {free / 2**30:,.1f} GiB are free")
 
 
 def spec_of(node: Any) -> EnvSpec:

@@ -59,7 +59,7 @@ def named(columns: Mapping[str, Any], path: Path) -> Batch:
     have = ", ".join(columns)
     for key in NEEDED:
         if key not in found:
-            raise refused(path, f"has no column for {key!r} ({', '.join(NAMES[key])}); it has {have}")
+            raise refused(path, f"has no key for {key!r} ({', '.join(NAMES[key])}); it has {have}")
     done, truncated = found.pop("done", None), found.get("truncated")
     if done is not None and "terminated" not in found:
         found["terminated"] = done
@@ -156,15 +156,15 @@ def length_of(steps: int, ended: bool, terminated: bool, has_next: bool, reading
     """
     if not ended and reading.unfinished != "truncate":
         if reading.unfinished == "refuse":
-            said = "has no end; data.unfinished=truncate ends it there, data.unfinished=skip leaves it out"
+            said = "has no end; data.unfinished=truncate truncates it, data.unfinished=skip skips it"
             if not has_next:
                 said += "; nothing shows whether its rows are in order, as they have no next observations"
             raise refused(Path(where), said)
-        reading.note(f"{where} is left out: it has no end")
+        reading.note(f"{where} is skipped: it has no end")
         return 0
     kept = steps if has_next or terminated else steps - 1
     if not kept:
-        reading.note(f"{where} is left out: it has one step, and no observation after it")
+        reading.note(f"{where} is skipped: it has one step and no observation after it")
     return kept
 
 
@@ -186,7 +186,7 @@ def only_group(spec: EnvSpec, path: Path) -> Group:
         ConfigError: it has several agents.
     """
     if spec.has_agents:
-        raise refused(path, "has rows of one agent, and env has several")
+        raise refused(path, "has rows of one agent, but env has several")
     (group,) = (spec.native_spaces or spec.groups).values()
     return group
 
@@ -269,9 +269,7 @@ def inside(rows: Batch, reading: Reading, path: Path) -> Batch:
     rows["action"][valid] = action
     mask = reading.spec.extras.get("action_mask")
     if mask is not None and "action_mask" in rows and rows["action_mask"].shape[1:] != mask.shape:
-        raise refused(
-            path, f"has action masks of shape {[*rows['action_mask'].shape[1:]]}, and those of env are {mask}"
-        )
+        raise refused(path, f"has action masks of shape {[*rows['action_mask'].shape[1:]]}, but env has {mask}")
     if "logp" in rows and isinstance(space, spaces.Box) and space.is_bounded() and not reading.normalized_actions:
         rows["logp"] = rows["logp"] + np.log(_half_range(space)).sum(dtype=np.float32)  # density in [-1, 1]
     return rows
@@ -330,15 +328,15 @@ def _check(what: str, leaf: Any, space: spaces.Space[Any], path: Path) -> None:
             _check(f"{what}.{other}", leaf[key] if key in have else leaf[other], part, path)
         return
     if isinstance(leaf, dict):
-        raise refused(path, f"has {what} of several parts ({', '.join(leaf)}), and those of env are {space}")
+        raise refused(path, f"has {what} of several parts ({', '.join(leaf)}), but env has {space}")
     shape = space.shape or ()
     if leaf.shape[1:] != shape:
-        raise refused(path, f"has {what} of shape {[*leaf.shape[1:]]}, and those of env are {space}")
+        raise refused(path, f"has {what} of shape {[*leaf.shape[1:]]}, but env has {space}")
     if not isinstance(space, spaces.Box) and len(leaf):
         if not np.array_equal(leaf, np.floor(leaf)):
-            raise refused(path, f"has {what} that are no whole numbers, and those of env are {space}")
+            raise refused(path, f"has {what} that are not integers, but env has {space}")
         low = getattr(space, "start", 0)
         n: Any = space.nvec if isinstance(space, spaces.MultiDiscrete) else getattr(space, "n", 2)
         high = low + (2 if isinstance(space, spaces.MultiBinary) else n)
         if np.any(leaf < low) or np.any(leaf >= high):
-            raise refused(path, f"has {what} from {leaf.min()} to {leaf.max()}, and those of env are {space}")
+            raise refused(path, f"has {what} from {leaf.min()} to {leaf.max()}, but env has {space}")

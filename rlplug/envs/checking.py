@@ -22,7 +22,7 @@ NUMBERS = {"f": "fiub", "i": "iub", "u": "iub", "b": "iub"}
 
 RESET = "write Gymnasium's (observation, info) = reset(seed=None, options=None)"
 STEP = "write Gymnasium's (observation, reward, terminated, truncated, info) = step(action)"
-OLD = "what there is looks like Gym before 0.26"
+OLD = "the environment looks like Gym before 0.26"
 
 
 class MisfitError(Exception):
@@ -45,7 +45,7 @@ def rules_broken(where: str, error: BaseException) -> str | None:
     counts = re.match(r"(?:not enough|too many) values to unpack \(expected (\d+)(?:, got (\d+))?\)", said)
     if not counts and not re.match("cannot unpack non-(?:iterable|sequence)", said):
         return None
-    got = "returns something else" if counts is None else f"returns {counts[2] or 'too many'} values"
+    got = "returns a different type" if counts is None else f"returns {counts[2] or 'too many'} values"
     old = f", and {OLD}" if counts and counts.groups() in (("5", "4"), ("2", None)) else ""
     return f"{where}() {got}; {STEP if where == 'step' else RESET}{old}"
 
@@ -63,8 +63,8 @@ def take_over(envs: Iterable[Any]) -> None:
     for env in envs:
         inner = getattr(env, "unwrapped", env)
         if _taken.get(id(inner)) is inner:
-            said = f"{type(inner).__name__} was made once and handed out twice, and its episodes would mix"
-            way = "whatever makes it has to return a new object at every call"
+            said = f"{type(inner).__name__} was created once and returned twice, which would mix its episodes"
+            way = "its factory must return a new object at every call"
             raise ConfigError("env", f"one object of {said}: {way}, for each of num_envs and for evaluations")
         _taken[id(inner)] = inner
 
@@ -129,14 +129,14 @@ def leaf_reader(name: str, space: Space[Any], n: int | None = None) -> Callable[
         try:
             x = obs if type(obs) is np.ndarray else np.asarray(obs)
         except ValueError:
-            raise MisfitError(f"{name} is no array; its space is {in_words(space)}") from None
+            raise MisfitError(f"{name} is not an array; its space is {in_words(space)}") from None
         if x.shape != shape:
-            raise MisfitError(f"{name} has shape {[*x.shape]}; its space says {[*shape]}")
+            raise MisfitError(f"{name} has shape {[*x.shape]}; its space declares {[*shape]}")
         if x.dtype.kind not in kinds:
-            raise MisfitError(f"{name} is of type {x.dtype}; its space says {space.dtype}")
+            raise MisfitError(f"{name} is of type {x.dtype}; its space declares {space.dtype}")
         if x.dtype != dtype:
             if limits and x.size and (x.min() < limits.min or x.max() > limits.max):
-                raise MisfitError(f"{name} holds {x.min()} to {x.max()}; its space says {space.dtype}")
+                raise MisfitError(f"{name} holds {x.min()} to {x.max()}; its space declares {space.dtype}")
             x = x.astype(dtype)
         if shifted:
             x = x - start

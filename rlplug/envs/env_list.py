@@ -180,8 +180,8 @@ class EnvList:
             if not self._warned:
                 self._warned = True
                 warnings.warn(
-                    f"an episode of {LONGEST} steps or more is not replayed: a run that is continued from here begins"
-                    " new episodes, and does not go on exactly as it would have",
+                    f"an episode of {LONGEST} steps or more is not replayed: a run resumed from here begins new"
+                    " episodes and does not continue exactly",
                     stacklevel=2,
                 )
             return None
@@ -210,8 +210,8 @@ class EnvList:
                     break
         if not equal(self._obs, state["obs"]):
             warnings.warn(
-                f"{self.envs[0]} is not deterministic: replayed with equal seeds and actions it reached another"
-                " observation, so the run does not continue exactly as it would have",
+                f"{self.envs[0]} is not deterministic: replaying equal seeds and actions gave a different"
+                " observation, so the run does not continue exactly",
                 stacklevel=2,
             )
 
@@ -296,8 +296,8 @@ class EnvList:
         if said := str(error) if isinstance(error, MisfitError) else rules_broken(where, error):
             return RunError(f"{self._where(i)}: {said}")
         if where == "reset" and self._needs_31_bits(i):
-            way = "it takes one of 31 bits: set env.seed_bits=31"
-            return RunError(f"{self._where(i)} does not take this seed ({type(error).__name__}: {error}); {way}")
+            way = "it accepts 31 bits: set env.seed_bits=31"
+            return RunError(f"{self._where(i)} rejects this seed ({type(error).__name__}: {error}); {way}")
         inside = error.__traceback__.tb_next if error.__traceback__ else None  # without this file's own frame
         lines = traceback.format_exception(type(error), error, inside)
         return RunError(f"{self._where(i)} raised in {where}():\n{''.join(lines).rstrip()}")
@@ -308,7 +308,7 @@ def close(env: Any) -> None:
     try:
         env.close()
     except (Exception, SystemExit) as error:
-        tell_once(f"an environment raised in close(), and is left as it is: {type(error).__name__}: {error}")
+        tell_once(f"an environment raised in close(), which is ignored: {type(error).__name__}: {error}")
 
 
 @cache

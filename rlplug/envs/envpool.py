@@ -68,7 +68,7 @@ def make_envpool(
     if max_episode_steps is not None:
         given["max_episode_steps"] = max_episode_steps
     if atari != id.startswith("ALE/"):
-        wrong = f"{id} is no Atari environment" if atari else "EnvPool plays Atari with the standard preprocessing only"
+        wrong = f"{id} is not an Atari environment" if atari else "EnvPool supports only standard Atari preprocessing"
         raise ConfigError("env.atari", f"{wrong}; use {'false' if atari else 'true'}")
     if atari:
         given = ATARI | {"frame_skip": frame_skip, "stack_num": frame_stack} | given
@@ -83,11 +83,11 @@ def make_envpool(
         }
         for key, asked in wrapped.items():
             if asked:
-                raise ConfigError(f"env.{key}", "wraps single environments, and env.backend=envpool has none")
+                raise ConfigError(f"env.{key}", "wraps single environments, but env.backend=envpool has none")
     if max_episode_steps is not None and name.startswith(ENDLESS):
-        raise ConfigError("env.max_episode_steps", f"EnvPool plays {name} without a limit; use another env.backend")
+        raise ConfigError("env.max_episode_steps", f"EnvPool has no step limit for {name}; use another env.backend")
     if mask_key is not None and name.startswith(MASKED):
-        raise ConfigError("env.mask_key", f"EnvPool gives no masks of {name}; use null to play without them")
+        raise ConfigError("env.mask_key", f"EnvPool has no action masks for {name}; use null to run without masks")
     pool = Pool(name, num_envs, given)
     env = FireVector(pool, fire_of(gymnasium.make(find(id)))) if fire else pool
     return NativeVector(env, pool.max_episode_steps, frame_stack=frame_stack, mask_key=mask_key, **options)
@@ -132,7 +132,7 @@ class Pool(VectorEnv[Any, Any, Any]):
         """
         obs, reward, terminated, truncated, info = self.pool.step(actions)
         if self.max_episode_steps and info["elapsed_step"].max() > self.max_episode_steps:
-            raise RunError(f"EnvPool plays {self.name} beyond env.max_episode_steps; use another env.backend")
+            raise RunError(f"EnvPool continues {self.name} beyond env.max_episode_steps; use another env.backend")
         reward = np.where(self.over, np.float32(0), reward)  # resets of the DeepMind Control suite have rewards
         self.over = terminated | truncated
         return obs, reward, terminated, truncated, info
@@ -177,7 +177,7 @@ def _name(id: str, kwargs: dict[str, Any], known: Sequence[str]) -> str:
         return name
     near = difflib.get_close_matches(name, known, cutoff=0.7)
     hint = f"; the nearest that it has are {', '.join(near)}" if near else ""
-    raise ConfigError("env.id", f"EnvPool has no {id}{hint}. With env.backend=gymnasium it is what is registered")
+    raise ConfigError("env.id", f"EnvPool has no {id}{hint}; registered ones need env.backend=gymnasium")
 
 
 def _unbound(space: Space[Any]) -> Space[Any]:

@@ -37,7 +37,7 @@ class Extras:
         info = {**info, **self._later}
         for key in keys:
             if key in RESERVED or key.startswith("final_"):
-                raise ConfigError(OPTION, f"a batch has its own {key!r}; let the environment name it differently")
+                raise ConfigError(OPTION, f"a batch already has the key {key!r}; rename it in the environment")
             if key not in info:
                 known = f"has {', '.join(map(str, info))}" if info else "is empty"
                 raise ConfigError(OPTION, f"the environment's info lacks {key!r} at the first reset: it {known}")
@@ -75,4 +75,4 @@ def _space(key: str, value: Any) -> Space[Any]:
             return Box(limits.min, limits.max, x.shape, dtype)
         case _:
             pass
-    raise ConfigError(OPTION, f"info[{key!r}] is of type {type(value).__name__}, and no number or array of numbers")
+    raise ConfigError(OPTION, f"info[{key!r}] is of type {type(value).__name__}; expected a number or array")

@@ -19,7 +19,7 @@ def fire_of(env: gymnasium.Env[Any, Any]) -> int:
     """
     meanings = getattr(env.unwrapped, "get_action_meanings", list[str])()
     if "FIRE" not in meanings:
-        said = f"; its actions are {', '.join(meanings)}" if meanings else ": it is no Atari game"
+        said = f"; its actions are {', '.join(meanings)}" if meanings else ": it is not an Atari game"
         raise ConfigError("env.fire", f"{env.unwrapped.spec.id} has no action FIRE{said}; use false")  # type: ignore[union-attr]
     return meanings.index("FIRE")
 

@@ -58,7 +58,7 @@ class EnvGoals:
                 return every
         except Exception:  # it only accepts single goals
             pass
-        print(f"rlplug: {called} takes one goal at a time, which makes samples slow", file=sys.stderr, flush=True)
+        print(f"rlplug: {called} accepts one goal at a time, which makes sampling slow", file=sys.stderr, flush=True)
         return each
 
     def reward(self, achieved: Any, desired: Any) -> Any:

@@ -56,7 +56,7 @@ def find(env_id: str) -> EnvSpec:
         _import(module, f"{env_id}: the module {module!r} cannot be imported")
     known, package = next((found for begin, found in PACKAGES.items() if name.startswith(begin)), ("", ""))
     if name not in gymnasium.registry and known:
-        _import(known, f"{env_id} comes with a package that cannot be imported: pip install {package!r}")
+        _import(known, f"{env_id} belongs to a package that cannot be imported: pip install {package!r}")
     if name not in gymnasium.registry and (older := OLD_ATARI.fullmatch(name)):
         _find_old_atari(name, older)
     if name in gymnasium.registry:
@@ -92,10 +92,10 @@ def _find_old_atari(name: str, older: re.Match[str]) -> None:
     if now in gymnasium.registry:
         sticky = "" if version == "4" else " env.sticky_actions=0.25"
         way = f"env=atari env.id={now}{sticky}" if not ram else f"env=gymnasium env.id={now} +env.kwargs.obs_type=ram"
-        raise ConfigError("env.id", f"there is no {name!r}, as Gym called an Atari game; take {way}")
+        raise ConfigError("env.id", f"there is no {name!r}, Gym's name of an Atari game; use {way}")
     found = [spec.removeprefix("ALE/").removesuffix("-v5") for spec in gymnasium.registry if spec.startswith("ALE/")]
     if not found:
-        raise ConfigError("env.id", f"{name} comes with a package that cannot be imported: pip install {package!r}")
+        raise ConfigError("env.id", f"{name} belongs to a package that cannot be imported: pip install {package!r}")
     near = difflib.get_close_matches(game, found)
     hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(found[:4])} and others"
     raise ConfigError("env.id", f"there is no Atari game {game!r}; {hint}")
@@ -194,15 +194,15 @@ def is_atari(spec: EnvSpec) -> bool:
 
 def _require_atari(spec: EnvSpec) -> None:
     if not is_atari(spec):
-        raise ConfigError("env.atari", f"{spec.id} is no Atari environment; use false")
+        raise ConfigError("env.atari", f"{spec.id} is not an Atari environment; use false")
 
 
 def why_not_native(spec: EnvSpec, wrapping: Wrapping, kwargs: Mapping[str, Any] | None = None) -> str | None:
     """Return why the environment's own vector cannot be used, or None if it can."""
     if (kwargs or {}).get("render_mode") is not None:
-        return "env.kwargs.render_mode is of single environments: a vector shows nothing"
+        return "env.kwargs.render_mode applies to single environments, as a vector does not render"
     if spec.vector_entry_point is None or spec.additional_wrappers:
-        return f"{spec.id} registers no vector of its own"
+        return f"{spec.id} registers no vector environment"
     if type(wrapping) is not Wrapping:
         return "env.mission wraps single environments"
     if wrapping.info_keys:
@@ -289,7 +289,7 @@ def _explain(env_id: str, entry_point: Any, make: Callable[[], E]) -> E:
         said = re.sub(r"[\"']?gymnasium\[(box2d|mujoco)\][\"']?", r"'rlplug[\1]'", str(error))
         if "ale_py" in str(entry_point):
             said = re.sub(r"[\"']?gymnasium\[\w+\][\"']?", "'rlplug[atari]'", said)
-        raise ConfigError("env.id", f"{env_id} needs what is not installed: {said}") from error
+        raise ConfigError("env.id", f"{env_id} needs a package that is not installed: {said}") from error
     except (Exception, SystemExit) as error:
         if unknown := re.search(r"unexpected keyword argument '(\w+)'", str(error)):
             known = ", ".join(

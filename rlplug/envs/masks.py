@@ -43,7 +43,7 @@ class Masks:
             parts = [np.ravel(part) for part in given] if isinstance(given, tuple | list) else [np.ravel(given)]
             mask = np.concatenate(parts)
         except ValueError:
-            raise MisfitError(f"{self.key} is of type {type(given).__name__}, and no mask") from None
+            raise MisfitError(f"{self.key} is of type {type(given).__name__}, not a mask") from None
         if mask.shape != (self.size,) or mask.dtype.kind not in "biu":
             raise MisfitError(
                 f"{self.key} has {len(mask)} elements of type {mask.dtype}; the actions need {self.size} of type bool"
@@ -58,7 +58,9 @@ class Masks:
 
 def late(key: str) -> MisfitError:
     """Return the error for an environment whose first reset has no mask, but a later row does."""
-    return MisfitError(f"info has {key!r}, which the first reset had not; give it at every reset, or env.mask_key=null")
+    return MisfitError(
+        f"info has {key!r}, which the first reset lacked; return it every time, or set env.mask_key=null"
+    )
 
 
 def find_masks(space: Space[Any], key: str | None, info: Mapping[str, Any]) -> Masks | None:
@@ -78,6 +80,6 @@ def find_masks(space: Space[Any], key: str | None, info: Mapping[str, Any]) -> M
         return Masks(space, key)
     raise ConfigError(
         "env.mask_key",
-        f"the environment gives {key!r} for actions in {space}; masks are for Discrete and MultiDiscrete actions,"
-        " and env.mask_key=null leaves them out",
+        f"the environment gives {key!r} for actions in {space}; masks support Discrete and MultiDiscrete actions;"
+        " use env.mask_key=null to ignore them",
     )

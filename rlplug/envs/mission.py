@@ -68,7 +68,7 @@ class _Tokens:
     def __call__(self, obs: Any) -> dict[str, Any]:
         said, tokens = _words(obs[KEY]), np.zeros(self.length, np.int64)
         if unknown := [word for word in said if word not in self.numbers]:
-            raise MisfitError(f"the mission {obs[KEY]!r} has the word {unknown[0]!r}, which its space does not know")
+            raise MisfitError(f"the mission {obs[KEY]!r} has the word {unknown[0]!r}, which its space does not contain")
         if len(said) > self.length:
             raise MisfitError(f"the mission {obs[KEY]!r} has {len(said)} words; its space has {self.length} at most")
         tokens[: len(said)] = [self.numbers[word] for word in said]
@@ -84,7 +84,7 @@ def _language(space: Any) -> tuple[tuple[str, ...], int, bool]:
     if type(space).__name__ == "BabyAIMissionSpace":
         return BABYAI, BABYAI_LONGEST, True
     if not hasattr(space, "mission_func"):
-        raise ConfigError("env.id", f"its mission is no sentence of MiniGrid, but {space}; use env=gymnasium")
+        raise ConfigError("env.id", f"its mission is not a MiniGrid sentence but {space}; use env=gymnasium")
     missions = {space.mission_func(*filling) for filling in product(*(space.ordered_placeholders or ()))}
     said = [_words(mission) for mission in missions]
     return tuple(sorted({word for words in said for word in words})), max(map(len, said)), len(missions) > 1

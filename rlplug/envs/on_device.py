@@ -46,7 +46,7 @@ class OnDevice(VecEnv):
         self, ctx: Context, obs: Space[Any], action: Space[Any], noise_size: int, max_episode_steps: int
     ) -> None:
         if ctx.render:
-            raise ConfigError("eval.record", "environments on a device show no pictures of themselves; 0 records none")
+            raise ConfigError("eval.record", "environments on a device cannot render; use 0")
         self.device, self.num_envs, self.limit = ctx.device, len(ctx.env_ids), max_episode_steps
         recorded = vars(type(self)).get("traceable", False)  # not inherited
         self.traits = EnvTraits(check_bounds=False, device=ctx.device, traceable=recorded)

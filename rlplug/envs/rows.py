@@ -27,7 +27,7 @@ PER_ROW = frozenset(key for key, (shape, *_) in KEYS.items() if shape == "[T+1, 
 def spec_misfit(spec: EnvSpec) -> str | None:
     """Check the spaces that an environment declares."""
     if not isinstance(spec, EnvSpec):
-        return f"is {tree.what(spec)}; it has to be of EnvSpec"
+        return f"is {tree.what(spec)}; it must be an EnvSpec"
     if not isinstance(spec.groups, dict) or not spec.groups:
         return f"is EnvSpec of {tree.what(spec.groups)}; write EnvSpec({{'agent': Group(obs, action)}})"
     for name, group in spec.groups.items():
@@ -35,13 +35,13 @@ def spec_misfit(spec: EnvSpec) -> str | None:
             return f"has {tree.what(group)} for {name!r}; write EnvSpec({{{name!r}: Group(obs, action)}})"
         for what, space in (("obs", group.obs), ("action", group.action)):
             if not isinstance(space, Space):
-                return f"has {tree.what(space)} for {what} of {name!r}; give a space of gymnasium.spaces"
+                return f"has {tree.what(space)} for {what} of {name!r}; use a space of gymnasium.spaces"
         if not isinstance(group.agents, tuple):
-            return f"has {tree.what(group.agents)} for the agents of {name!r}; give a tuple of names"
+            return f"has {tree.what(group.agents)} for the agents of {name!r}; use a tuple of names"
     groups = spec.groups.values()
     for name, space in (pair for of in (spec, *groups) for pair in of.extras.items()):
         if not isinstance(space, Space):
-            return f"has {tree.what(space)} for the extra {name!r}; give a space of gymnasium.spaces"
+            return f"has {tree.what(space)} for the extra {name!r}; use a space of gymnasium.spaces"
     return None
 
 
@@ -78,7 +78,7 @@ def _leaves_misfit(key: str, given: Any, like: Any, lead: tuple[int, ...]) -> st
             return f"returned {key} with {got}; its space has {', '.join(map(repr, like))}"
         every = (_leaves_misfit(f"{key}[{name!r}]", given[name], inner, lead) for name, inner in like.items())
         return next(filter(None, every), None)
-    whose = "its space says" if key.startswith("obs") else "return"
+    whose = "its space declares" if key.startswith("obs") else "return"
     shape = (*lead, *like.shape[1:])
     if tuple(getattr(given, "shape", ())) != shape:
         got = f"of shape {[*given.shape]}" if hasattr(given, "shape") else f"as {tree.what(given)}"

@@ -47,7 +47,7 @@ def restore(env: VectorEnv[Any, Any, Any], state: Tree) -> None:
     """Set the attributes of ``env``, made by the same constructor call, from a snapshot."""
     for layer, saved in zip(_layers(env), state, strict=True):
         if methods := [name for name in saved if callable(getattr(type(layer), name, None))]:
-            raise ValueError(f"{methods[0]!r} is no state of an environment")
+            raise ValueError(f"{methods[0]!r} is not the state of an environment")
         vars(layer).update(_write(saved))
 
 
@@ -85,7 +85,7 @@ def _write(saved: Tree) -> Any:
     if type(saved) is dict and isinstance(saved.get("bit_generator"), str):
         kind: Any = getattr(np.random, saved["bit_generator"], None)
         if not (isinstance(kind, type) and issubclass(kind, np.random.BitGenerator)):
-            raise ValueError(f"{saved['bit_generator']!r} is no generator")
+            raise ValueError(f"{saved['bit_generator']!r} is not a generator")
         bits = kind()
         bits.state = saved
         return np.random.Generator(bits)

@@ -62,10 +62,10 @@ def inside_obs(space: Space[Any]) -> Space[Any]:
         case Tuple():
             return Dict({str(i): inside_obs(sub) for i, sub in enumerate(space.spaces)})
     if any(kind.__name__ == "MissionSpace" for kind in type(space).__mro__):
-        raise ConfigError("env.id", "its observation holds a mission in words: env=minigrid serves it, as numbers")
+        raise ConfigError("env.id", "its observation contains a mission as text; use env=minigrid, which encodes it")
     raise ConfigError(
         "env.id",
-        f"its observation space holds {space}; served are Box, Discrete, MultiDiscrete, MultiBinary, and Dicts and"
+        f"its observation space holds {space}; supported are Box, Discrete, MultiDiscrete, MultiBinary, and Dicts and"
         " Tuples of them (env.drop leaves a key of a Dict out)",
     )
 
@@ -83,7 +83,7 @@ def inside_action(space: Space[Any]) -> Space[Any]:
         case Discrete() | MultiDiscrete() | MultiBinary():
             return inside_obs(space)
     raise ConfigError(
-        "env.id", f"its action space is {space}; served are float Box, Discrete, MultiDiscrete and MultiBinary"
+        "env.id", f"its action space is {space}; supported are float Box, Discrete, MultiDiscrete and MultiBinary"
     )
 
 

@@ -60,7 +60,7 @@ def mismatch(saved: EnvSpec, now: EnvSpec) -> str | None:
     for what in dict.fromkeys((*before, *after)):
         (text, exact), (text_now, exact_now) = before.get(what, NOTHING), after.get(what, NOTHING)
         if exact != exact_now:
-            return f"{what} was {text}, and is {text_now if text != text_now else 'another one that looks the same'}"
+            return f"{what} was {text}, and is {text_now if text != text_now else 'another that prints the same'}"
     return None
 
 
@@ -78,8 +78,8 @@ def _facts(spec: EnvSpec) -> Iterator[tuple[str, tuple[str, Any]]]:
     for name, space in spec.extras.items():
         yield f"the space of {name!r}", _shown(space)
     limit = spec.max_episode_steps
-    yield "the longest episode", (f"{limit} steps" if limit else "without a limit", limit)
-    yield "what the environment offers", (", ".join(sorted(spec.offers)) or "nothing", sorted(spec.offers))
+    yield "the step limit of episodes", (f"{limit} steps" if limit else "none", limit)
+    yield "the list of optional features", (", ".join(sorted(spec.offers)) or "nothing", sorted(spec.offers))
     yield "the number of stacked frames", (str(spec.frame_stack), spec.frame_stack)
 
 
@@ -159,7 +159,7 @@ def space_to_json(space: Space[Any]) -> dict[str, Any]:
         case Tuple():
             return {"type": "Tuple", "spaces": [space_to_json(sub) for sub in space.spaces]}
     served = "Box of at most 64 bits, Discrete, MultiDiscrete, MultiBinary, Tuples of them, Dicts with texts as keys"
-    raise ConfigError("env", f"the space {space} cannot be written into a checkpoint; served are {served}")
+    raise ConfigError("env", f"the space {space} cannot be written into a checkpoint; supported are {served}")
 
 
 def space_from_json(node: Any) -> Space[Any]:

@@ -81,7 +81,7 @@ class Subprocess:
             self.spec = specs[0]
             for worker, spec in zip(self._workers, specs, strict=True):
                 if difference := mismatch(self.spec, spec):
-                    raise ConfigError("env", f"environment {worker.env_ids[0]} is not like the first one: {difference}")
+                    raise ConfigError("env", f"environment {worker.env_ids[0]} differs from the first: {difference}")
             self._rows = shared_rows(memory, self.spec, n)
             self._call("place", [(n, worker.columns) for worker in self._workers])
         except BaseException:
@@ -235,7 +235,7 @@ class _Worker:
         else:
             how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit status {code}"
         few = ", ".join(map(str, self.env_ids[:8])) + (", ..." if len(self.env_ids) > 8 else "")
-        hint = "; mostly the machine has run out of memory" if how.endswith("SIGKILL") else ""
+        hint = "; usually because the machine ran out of memory" if how.endswith("SIGKILL") else ""
         return RunError(f"the worker process of environments {few} {how}{hint}")
 
 

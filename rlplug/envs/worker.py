@@ -57,7 +57,7 @@ def _serve(main: socket.socket, memory: int) -> None:
     except (ConfigError, RunError) as error:
         return send(main, FAILED, error)
     except (Exception, SystemExit) as error:
-        what = f"the environment cannot be made in a process ({type(error).__name__}: {error})"
+        what = f"the environment cannot be created in a process ({type(error).__name__}: {error})"
         return send(main, FAILED, ConfigError("env", f"{what}; env.vectorization=list shows where it fails"))
     try:
         send(main, DONE, envs.spec)

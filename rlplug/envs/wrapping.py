@@ -118,12 +118,12 @@ def view(
             raise ConfigError("env.drop", f"the observation has no {unknown[0]!r}; it has {has}")
         kept = [key for key in keys if key not in drop]
         if not kept:
-            raise ConfigError("env.drop", f"nothing is left of the observation, which has {', '.join(keys)}")
+            raise ConfigError("env.drop", f"no key of the observation is left; it has {', '.join(keys)}")
         if select is None:
             return Dict({key: space[key] for key in kept}), partial(_kept, kept)  # type: ignore[index]
     if select is not None:
         if not isinstance(space, Box) or len(space.shape) != 1:
-            raise ConfigError("env.select", f"chooses elements of a vector, and the observation is {space}")
+            raise ConfigError("env.select", f"selects elements of a vector, but the observation is {space}")
         if not select or max(select) >= space.shape[0]:
             raise ConfigError("env.select", f"is {[*select]}; give indices below {space.shape[0]}")
         index = np.array(select)
@@ -155,7 +155,7 @@ def _flat(env: Env) -> Env:
     except NotImplementedError:
         flat = None
     if not isinstance(flat, Box):
-        raise ConfigError("env.flatten", f"the observation space {space} cannot be made a vector")
+        raise ConfigError("env.flatten", f"the observation space {space} cannot be flattened to a vector")
     low, high = flat.low.astype(np.float32), flat.high.astype(np.float32)
     return TransformObservation(env, lambda obs: np.asarray(flatten(space, obs), np.float32), Box(low, high))
 

@@ -65,22 +65,22 @@ class Estimator:
 
     # fmt: off
     def _refusals(self) -> Refusals:
-        cfg, sources, key, n = self.cfg, self.recording.sources, self.recording.reading.key, len(self.lengths)
-        yield self.ctx.spec.has_agents, "env", "has several agents, and estimates are of one"
-        yield (type(self.algorithm).logp is Algorithm.logp, "algo", f"{type(self.algorithm).__name__} does not say how "
-               "likely its actions are (Algorithm.logp), which estimates need")
-        for column, source in ((column, source) for column in self.keys for source in sources):
-            what, way = ("which the estimates read", "") if column != "logp" else (
+        cfg, sources, key, n = self.cfg, self.recording.files, self.recording.reading.key, len(self.lengths)
+        yield self.ctx.spec.has_agents, "env", "has several agents, but estimates support one"
+        yield (type(self.algorithm).logp is Algorithm.logp, "algo", f"{type(self.algorithm).__name__} does not "
+               "implement logp(), which estimates need")
+        for name, source in ((name, source) for name in self.keys for source in sources):
+            what, way = ("which the estimates read", "") if name != "logp" else (
                 f"the behavior's log-probabilities, which {', '.join(self.weighted)} need",
-                "; estimate.methods=[dm] does without")
-            yield (column not in source.keys, key, f"{source.path} has no column {column!r}, {what}; "
+                "; estimate.methods=[dm] does not need it")
+            yield (name not in source.keys, key, f"{source.path} has no key {name!r}, {what}; "
                    f"it has {', '.join(sorted(source.keys))}{way}")
-        yield n < 2, key, f"holds {n} episode; an interval needs 2 or more"
-        yield (self.modeled and self.ctx.slots[self.slot].cls.recurrent, self.slot, "has a recurrent state, and the "
-               "action values of dm, dr and wdr have none; take another network for them: "
+        yield n < 2, key, f"has {n} episode; an interval needs 2 or more"
+        yield (self.modeled and self.ctx.slots[self.slot].cls.recurrent, self.slot, "has a recurrent state, but the "
+               "action values of dm, dr and wdr have none; use another network for them: "
                "+model@estimate_model=mlp256, or estimate.methods of importance sampling only")
         yield (self.modeled and cfg.folds > n, "estimate.folds",
-               f"{cfg.folds} folds, but there are {n} episodes; take fewer")
+               f"{cfg.folds} folds, but there are {n} episodes; use fewer")
     # fmt: on
 
     @classmethod
@@ -244,7 +244,7 @@ class Estimator:
 
     @property
     def _name(self) -> str:
-        return ", ".join(str(source.path) for source in self.recording.sources[:3])
+        return ", ".join(str(source.path) for source in self.recording.files[:3])
 
     @contextmanager
     def _drawing(self, number: int) -> Iterator[None]:

@@ -53,11 +53,11 @@ class Evaluator:
         """Return the environments; the first call creates them."""
         return self.player.env(self.shard)
 
-    def evaluate(self, whole: Callable[[Job, Mapping[str, Weights] | None], Batch]) -> tuple[dict[str, float], Batch]:
+    def evaluate(self, one: Callable[[Job, Mapping[str, Weights] | None], Batch]) -> tuple[dict[str, float], Batch]:
         """Return the metrics of an evaluation, and returns and lengths of its greedy episodes, or of all.
 
         Args:
-            whole: plays a job with the given weights and returns all its episodes.
+            one: plays a job with the given weights and returns all its episodes.
 
         Raises:
             ValueError: the algorithm's own evaluation returns no ``eval/return_mean``.
@@ -66,7 +66,7 @@ class Evaluator:
 
         def play(jobs: Sequence[Job], weights: Mapping[str, Weights] | None = None) -> Iterator[tuple[Job, Batch]]:
             for job in jobs:
-                batch = self.noted(whole(job, weights))
+                batch = self.noted(one(job, weights))
                 played[job.mode == "greedy"].append({key: batch[key] for key in ("return", "length")})
                 yield job, batch
 
@@ -92,7 +92,7 @@ class Evaluator:
         """Return all episodes of a job; report once if some were cut before the environment's own limit."""
         most, first = self.cfg.max_episode_steps, self.player.ctx.rank == 0
         if first and (batch["length"] >= most).any() and (self.begin().spec.max_episode_steps or most + 1) > most:
-            tell_once(f"eval.max_episode_steps={most} cuts episodes of an evaluation; their returns lack what is left")
+            tell_once(f"eval.max_episode_steps={most} truncates episodes of an evaluation; their returns are partial")
         return batch
 
     def close(self) -> None:

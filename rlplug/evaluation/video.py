@@ -27,7 +27,7 @@ def check_pictures(env: VecEnv) -> None:
         _picture(env)
 
 
-def record(
+def record_video(
     env: VecEnv,
     path: Path,
     algorithm: Algorithm,
@@ -69,5 +69,5 @@ def _picture(env: Any) -> np.ndarray:
     except NotImplementedError:  # it supports only other modes, such as human
         shown = None
     if shown is None:
-        raise ConfigError("eval.record", "this environment shows no pictures of itself (rgb_array); 0 records none")
+        raise ConfigError("eval.record", "this environment cannot render rgb_array images; use 0")
     return np.asarray(shown, np.uint8)

@@ -49,8 +49,8 @@ class Pixels:
         if not isinstance(space, spaces.Box) or len(space.shape) != 3:
             raise ConfigError(
                 "model",
-                f"a convolutional network takes images, a Box [C, H, W] or [H, W, C], not {space}: take model=mlp, "
-                "which flattens anything, or model=multi_input for images beside other parts",
+                f"a convolutional network takes images, a Box [C, H, W] or [H, W, C], not {space}: use model=mlp, "
+                "which flattens anything, or model=multi_input for images with other parts",
             )
         self.shape, self.scale, self.scales_all = space.shape, 1.0 / pixel_max, reaches_255(space)
         self.channels, self.height, self.width = _sizes(space.shape)

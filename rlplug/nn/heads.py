@@ -177,10 +177,10 @@ def head_for(
         case spaces.Box():
             return DiagGaussianHead(features, space.shape, gain, initial_log_std)
     raise ConfigError(
-        "env.id", f"its action space is {space}; policies serve Discrete, MultiDiscrete, MultiBinary and Box"
+        "env.id", f"its action space is {space}; policies support Discrete, MultiDiscrete, MultiBinary and Box"
     )
 
 
 def _refuse(mask: Tensor | None, kind: str) -> None:
     if mask is not None:
-        raise ConfigError("env.id", f"it masks actions of a {kind} space; masks serve Discrete and MultiDiscrete")
+        raise ConfigError("env.id", f"it masks actions of a {kind} space; masks support Discrete and MultiDiscrete")

@@ -64,9 +64,9 @@ class Adam(torch.optim.Adam):
         for group in self.param_groups:
             for name in ("eps", "weight_decay", "maximize"):
                 if not isinstance(group.get(name), int | float):
-                    raise ValueError(f"{name} of an optimizer is no number")
+                    raise ValueError(f"{name} of an optimizer is not a number")
             if [isinstance(beta, int | float) for beta in group.get("betas", ())] != [True, True]:
-                raise ValueError("betas of an optimizer are no two numbers")
+                raise ValueError("betas of an optimizer are not two numbers")
 
     def collect(self, share: bool = True) -> None:
         """Create missing state, and the kernel's lists.

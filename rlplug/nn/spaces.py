@@ -55,7 +55,7 @@ class Flatten:
                 self.parts = [(i, Flatten(sub, embed)) for i, sub in enumerate(space.spaces)]
             case _:
                 served = "Box, Discrete, MultiDiscrete, MultiBinary, Dict and Tuple"
-                raise ConfigError("env.id", f"{space} has no flat form; served are {served}")
+                raise ConfigError("env.id", f"{space} has no flat form; supported are {served}")
         large = [n > MOST_ONE_HOT and embed for n in self.choices]
         self._tables = [nn.Embedding(n, width_of(n)) if it else None for n, it in zip(self.choices, large, strict=True)]
         widths = [width_of(n) if it else n for n, it in zip(self.choices, large, strict=True)]

@@ -41,7 +41,7 @@ def model_misfit(model: Any, x: Any, members: int, generators: Mapping[str, torc
         return "forward", f"{said} {[*shape]}"
     if type(model).recurrent != bool(carry):
         said = "nothing" if type(model).recurrent else f"the carry {', '.join(carry)}"
-        return "initial_carry", f"returned {said}; the class says recurrent = {type(model).recurrent}"
+        return "initial_carry", f"returned {said}; the class declares recurrent =  {type(model).recurrent}"
     if _shapes(returned[1]) != _shapes(carry):
         return "forward", f"returned the carry {_shapes(returned[1])}; initial_carry gives {_shapes(carry)}"
     return None

@@ -113,7 +113,7 @@ def owner(kind: Kind, name: str, key: str | None = None) -> Plugin:
         ways = " or ".join(f"{key}={plugin.distribution}/{name}" for plugin in found)
         message = f"{kind} {name!r} is claimed by {' and '.join(map(str, found))}; choose with {ways}"
     elif every:
-        message = f"{distribution} has no {kind} {name!r}; there is that of {' and '.join(map(str, every))}"
+        message = f"{distribution} has no {kind} {name!r}; it exists in {' and '.join(map(str, every))}"
     else:
         message = f"unknown {kind} {name!r}; {unknown(name, names(kind), or_broken=True)}"
     raise ConfigError(key, message)
@@ -141,7 +141,7 @@ def load(kind: Kind, name: str, key: str | None = None) -> type[Any]:
     try:
         if isinstance(cls := pkgutil.resolve_name(target), type):
             return cls
-        raise TypeError("it is no class")
+        raise TypeError("it is not a class")
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt):
             raise

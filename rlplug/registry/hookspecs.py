@@ -42,7 +42,7 @@ class Component:
     def __post_init__(self) -> None:
         words = (self.kind, self.name, self.target, *self.tried_with) if type(self.tried_with) is tuple else (None,)
         if not all(type(word) is str for word in words):
-            raise TypeError(f"component {self.name!r:.50}: kind, name, target and the tuple tried_with are of texts")
+            raise TypeError(f"component {self.name!r:.50}: kind, name, target and the tuple tried_with must be strings")
         if self.kind not in KINDS:
             raise ValueError(f"component {self.name!r}: kind {self.kind!r} is none of {', '.join(KINDS)}")
         if not re.fullmatch(r"[\w.+-]{1,100}", self.name):

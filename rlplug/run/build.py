@@ -27,7 +27,7 @@ from rlplug.run.measure import Estimation, estimator_of
 from rlplug.run.resolve import resolve
 from rlplug.trainer.collectives import Collectives, Placement
 from rlplug.trainer.learner import RankLearner
-from rlplug.trainer.policy import Policy
+from rlplug.trainer.policy import BehaviorPolicy
 from rlplug.trainer.trainer import Trainer
 from rlplug.types import Compile, ConfigError
 
@@ -58,7 +58,7 @@ def build(
     env_ids = range(own * num_envs // parts, (own + 1) * num_envs // parts)
     said = "its networks are too large, there is no memory for {}; make it smaller"
     with checks.memory(lambda what: ConfigError("model", said.format(what))):
-        policy = Policy(config, resolved.context(fabric.device, env_ids, rank, ranks))
+        policy = BehaviorPolicy(config, resolved.context(fabric.device, env_ids, rank, ranks))
     buffer: Buffer = config.buffer.build(policy.ctx)
     learner = RankLearner(
         fabric=fabric,
@@ -104,14 +104,14 @@ def build(
     return trainer
 
 
-def _compile(config: RunConfig, policy: Policy) -> Compile:
+def _compile(config: RunConfig, policy: BehaviorPolicy) -> Compile:
     """Return ``compile``; ``auto`` requires all components to be ``traceable``."""
     traced = {type(policy.algorithm), *map(type, policy.exploration.values()), *(cls for _, cls in policy.ctx.built)}
     trusted = all(vars(cls).get("traceable", False) for cls in traced)
     return config.compile if trusted or config.compile == "max" else "off"
 
 
-def _collector(resolved: ResolvedRun, policy: Policy, learner: RankLearner) -> Collector:
+def _collector(resolved: ResolvedRun, policy: BehaviorPolicy, learner: RankLearner) -> Collector:
     """Create the collector of this rank."""
     own: Collector
     data, env_ids = resolved.config.data, policy.ctx.env_ids
@@ -133,7 +133,7 @@ def _collector(resolved: ResolvedRun, policy: Policy, learner: RankLearner) -> C
     return own
 
 
-def _recorded(resolved: ResolvedRun, policy: Policy, env_ids: Sequence[int]) -> RecordingCollector:
+def _recorded(resolved: ResolvedRun, policy: BehaviorPolicy, env_ids: Sequence[int]) -> RecordingCollector:
     """Open the files of ``data.path``, for some of the run's columns."""
     data = resolved.config.data
     order = resolved.config.seed if data.shuffle else None

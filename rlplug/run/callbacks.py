@@ -20,7 +20,7 @@ from rlplug.functional.returns import episode_metrics
 from rlplug.registry.installed import versions
 from rlplug.run import run_dir
 from rlplug.run.measure import Estimation, Evaluation, MetricsLog
-from rlplug.trainer.policy import Policy
+from rlplug.trainer.policy import BehaviorPolicy
 from rlplug.trainer.trainer import Trainer
 from rlplug.types import CheckpointError, ConfigError, Tree
 
@@ -28,7 +28,7 @@ from rlplug.types import CheckpointError, ConfigError, Tree
 class Callbacks:
     """Implementation of ``run.report()``: logs, evaluates and writes checkpoints when they are due."""
 
-    def __init__(self, policy: Policy, is_async: bool, estimation: Estimation, identity: str) -> None:
+    def __init__(self, policy: BehaviorPolicy, is_async: bool, estimation: Estimation, identity: str) -> None:
         self.identity = identity  # identity of the run, in its checkpoints and recorded files
         self.log = MetricsLog(policy.config.log.every)
         self.evaluation = Evaluation(policy, is_async)
@@ -189,7 +189,7 @@ def restore(trainer: Trainer, checkpoint: Checkpoint) -> list[str]:
     callbacks, path, manifest, rank = callbacks_of(trainer), checkpoint.path, checkpoint.manifest, trainer.ctx.rank
     owner = trainer.learner.placement.part  # rank that owns the data: rank 0 if all have the same
     if (ranks := checkpoint.ranks) != trainer.resolved.plan.world_size:
-        said = f"{path} was written by {ranks} ranks, and continues on as many: hardware.devices={ranks}"
+        said = f"{path} was written by {ranks} ranks, and needs as many again: hardware.devices={ranks}"
         raise ConfigError("hardware", said)
     try:
         if difference := mismatch(from_json(manifest["spec"]), trainer.ctx.spec):
@@ -203,7 +203,7 @@ def restore(trainer: Trainer, checkpoint: Checkpoint) -> list[str]:
         trainer.policy.normalizer.load_env_state(own["normalizer"])
         trainer.load(learner)
         if not vars(trainer.progress).items() <= manifest.items():
-            raise ValueError("its counters are not those of its manifest")
+            raise ValueError("its counters do not match its manifest")
         callbacks.log.load(learner["log"], trainer.clock.wall() - manifest["since_logged_s"])
         callbacks.evaluation.load(learner["evaluation"])
         callbacks.estimation.load(learner["estimation"])

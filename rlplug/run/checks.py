@@ -51,8 +51,8 @@ def _loop(run: ResolvedRun) -> Refusals:
     """Check that the loop can drive the algorithm, and collects unless the buffer brings its own rows."""
     needs, name, loop, algorithm, buffer = (
         run.needs, run.config.loop.name, run.config.loop.cls, run.config.algo.cls, run.config.buffer)
-    does = (f"collects, and {buffer.name} holds only rows of its own" if loop.collects
-            else f"collects nothing, and {buffer.name} holds only what is collected")
+    does = (f"collects, but {buffer.name} brings its own rows" if loop.collects
+            else f"does not collect, but {buffer.name} stores collected rows")
 
     def ways() -> str:
         buffers = _options("buffer", lambda cls: _has_rows(cls, loop) and _gives(cls, needs))
@@ -61,12 +61,12 @@ def _loop(run: ResolvedRun) -> Refusals:
         return " or ".join(way for way in (buffers, loops) if not way.endswith("="))
 
     yield (why := loop.refusal(algorithm, needs), "loop", lambda:
-           f"{name} {why}; take {_options('loop', lambda cls: cls.refusal(algorithm, needs) is None)}")
+           f"{name} {why}; use {_options('loop', lambda cls: cls.refusal(algorithm, needs) is None)}")
     yield (not _has_rows(buffer.cls, loop), "loop", lambda:
-           f"{name} {does}; take {ways()}")
+           f"{name} {does}; use {ways()}")
     for option in ("in_flight", "broadcast_interval"):
         yield (getattr(run.loop.tempo, option) > 1 and not needs.off_policy and not needs.gradients, f"loop.{option}",
-               f"lets older weights play, which {run.config.algo.name} cannot learn from; take 1")
+               f"collects with older weights, which {run.config.algo.name} does not support; use 1")
 
 
 def _buffer(run: ResolvedRun) -> Refusals:
@@ -77,19 +77,19 @@ def _buffer(run: ResolvedRun) -> Refusals:
         return _options("buffer", lambda cls: _gives(cls, needs) and _has_rows(cls, run.config.loop.cls))
 
     yield (needs.data == "windows" and not needs.off_policy, "algo",
-           f"{algo} learns from {WHAT[needs.data]}, so its Needs should say off_policy=True")
+           f"{algo} learns from {WHAT[needs.data]}, so its Needs must set off_policy=True")
     yield (needs.data not in buffer.gives, "buffer", lambda:
            f"{name} gives {' or '.join(WHAT[data] for data in sorted(buffer.gives))}, but {algo} learns from "
-           f"{WHAT[needs.data]}; take {ways()}")
+           f"{WHAT[needs.data]}; use {ways()}")
     yield (_outdated(buffer, needs), "buffer", lambda:
-           f"{name} gives segments several times, but {algo} does not correct for older policies; take {ways()}")
+           f"{name} gives segments several times, but {algo} does not correct for older policies; use {ways()}")
     yield (not _gives(buffer, needs) and needs.window.stride, "buffer", lambda:
-           f"{name} keeps no recurrent states, which {algo}'s model needs; take {ways()}, or a model without a state")
+           f"{name} keeps no recurrent states, which {algo}'s model needs; use {ways()}, or a model without a state")
     yield (not _gives(buffer, needs), "buffer", lambda:
-           f"{name} keeps recurrent states, and the model has none; take {ways()}, or a recurrent model: "
+           f"{name} keeps recurrent states, but the model has none; use {ways()}, or a recurrent model: "
            f"{_options('model', lambda cls: cls.recurrent)}")
     yield ("priority" in needs.keys and not buffer.prioritizes, "buffer", lambda:
-           f"{name} draws by no priority, and {algo}'s actors compute it; take "
+           f"{name} has no priorities, but {algo}'s actors compute them; use "
            f"{_options('buffer', lambda cls: getattr(cls, 'prioritizes', False) and _gives(cls, needs))}")
 
 
@@ -97,57 +97,57 @@ def _data(run: ResolvedRun) -> Refusals:
     """Check that a dataset does not have to act as an environment, and that a loop for datasets has one."""
     config, algo, data, ranks = run.config, run.config.algo.name, run.config.data, run.plan.world_size
     yield (not config.env.cls.traits.playable and (data.path is None or data.envs is not None), "env",
-           f"{config.env.name} cannot be played: it is for data.path=<files>")
+           f"{config.env.name} has only a dataset: set data.path=<files>")
     yield (config.record.path is not None and config.record.format == "json" and run.spec.has_agents, "record.format",
-           "json lines are of one agent; take parquet")
+           "JSON lines support one agent; use parquet")
     yield (data.path is None and run.loop.reads, "data.path", f"loop={config.loop.name} learns from recorded "
-           "episodes: name files, data.path=<folder>, or take loop=alternate")
+           "episodes: set data.path=<folder>, or use loop=alternate")
     if data.path is None:
         return
-    why, loop = ("and data.path plays nothing", "offline") if data.envs is None else (
-        "and data.path is recorded", "alternate")
+    why, loop = ("but data.path collects nothing", "offline") if data.envs is None else (
+        "but data.path is recorded", "alternate")
     yield (not run.needs.off_policy, "data.path",
-           f"{algo} learns only from what it collects itself, and not from a recording")
+           f"{algo} learns only from data that it collects itself, not from a dataset")
     yield ((data.envs or 0) >= config.num_envs, "data.envs",
-           f"{data.envs} of num_envs={config.num_envs} leave none to be played; take null, or raise num_envs")
-    yield (data.envs and run.loop.reads, "data.envs", f"loop={config.loop.name} only reads recordings; take null")
+           f"{data.envs} of num_envs={config.num_envs} leave no real environment; use null, or raise num_envs")
+    yield (data.envs and run.loop.reads, "data.envs", f"loop={config.loop.name} only reads datasets; use null")
     yield (data.envs and ranks > 1, "data.envs",
-           "several ranks cannot share recorded and played environments; take null")
+           "several ranks cannot share recorded and real environments; use null")
     for key, chosen in config.exploration.items():
         yield (changes_actions(chosen.cls) and data.envs is None, f"exploration.{key}",
-               f"changes what is played, {why}; leave it out: exploration=[]")
+               f"changes actions, {why}; leave it out: exploration=[]")
     yield (run.plan.actors is not None and run.plan.actors.count, "hardware.actors.count",
-           f"actors play, {why}; take 0")
-    yield config.record.path is not None, "record.path", f"writes down what is played, {why}; take null"
+           f"actors collect, {why}; use 0")
+    yield config.record.path is not None, "record.path", f"records collected episodes, {why}; use null"
     for option in ("in_flight", "broadcast_interval"):
-        yield getattr(run.loop.tempo, option) > 1, f"loop.{option}", f"is for who plays, {why}; take loop={loop}"
+        yield getattr(run.loop.tempo, option) > 1, f"loop.{option}", f"applies to collection, {why}; use loop={loop}"
 
 
 def _exploration(run: ResolvedRun) -> Refusals:
     """Check that the algorithm supports the environment's masks, and exploration modules fit the algorithm."""
     needs, algo, modules = run.needs, run.config.algo.name, run.config.exploration
-    key, way = ("env", "take an algorithm that does") if run.spec.has_agents else (
-        "env.mask_key", "null plays without them")
+    key, way = ("env", "use an algorithm that does") if run.spec.has_agents else (
+        "env.mask_key", "null runs without masks")
     yield (run.spec.has_masks and "action_mask" not in needs.keys, key,
-           f"{algo} does not take masks of allowed actions; {way}")
-    why = "computes its gradients where it acts" if needs.gradients else "learns from no rewards"
+           f"{algo} does not support action masks; {way}")
+    why = "computes gradients in its actors" if needs.gradients else "uses no rewards"
     perturb = [key for key, chosen in modules.items() if chosen.cls.perturb is not Exploration.perturb]
     for key, chosen in modules.items():
         cls, at = chosen.cls, f"exploration.{key}"
         yield (changes_actions(cls) and not needs.perturbable, at,
                f"changes actions, which {algo} cannot learn from; leave it out")
         yield (cls.intrinsic_reward is not Exploration.intrinsic_reward and (needs.gradients or not needs.rewards), at,
-               f"rewards what the learner samples, and {algo} {why}; leave it out")
+               f"rewards rows that the learner samples, but {algo} {why}; leave it out")
         yield (run.spec.has_agents and not cls.knows_agents, at,
-               "serves environments of one agent only, and this one has several; leave it out")
+               "supports only one agent, but the environment has several; leave it out")
         yield ("priority" in needs.keys and cls.perturb_weights is not Exploration.perturb_weights, at,
-               f"changes the weights by which {algo}'s actors compute first priorities; leave it out")
+               f"changes the weights by which {algo}'s actors compute initial priorities; leave it out")
         yield (key in perturb[1:] and cls.overrides_action, "exploration",
                f"{key} replaces the action of {''.join(perturb[:1])}; leave one out, or name {key} first")
     acting = any(changes_actions(chosen.cls) for chosen in modules.values())
     yield (needs.noise and modules and not acting, "exploration",  # exploration=[] is deliberate
-           f"{algo} always plays what seems best to it, and tries nothing else; "
-           f"take exploration=[{','.join([str(needs.noise), *modules])}]")
+           f"{algo} acts greedily; needs an exploration module: "
+           f"exploration=[{','.join([str(needs.noise), *modules])}]")
 
 
 def _hardware(run: ResolvedRun) -> Refusals:
@@ -157,22 +157,22 @@ def _hardware(run: ResolvedRun) -> Refusals:
     if needs.data != "rollout":  # a rollout is not sampled
         yield from shares(run.config.train_batch_size, plan)
     for option, plain in (("microbatches", 1), ("precision", "32-true")):
-        yield (needs.gradients and getattr(plan, option) != plain, f"hardware.{option}", "is for gradients that the "
-               f"learner computes, and {algo}'s are computed where it plays; take {plain}")
+        yield (needs.gradients and getattr(plan, option) != plain, f"hardware.{option}", "applies to gradients of "
+               f"the learner, but {algo}'s actors compute them; use {plain}")
     if (actors := plan.actors) is not None:
         count, key = actors.count, "hardware.actors.count"
         yield num_envs % count, key, _uneven(f"num_envs={num_envs}", f"{count} actors", (
             n for n in range(1, num_envs + 1) if num_envs % n == 0))
         yield num_envs % ranks == 0 and count % ranks, key, _uneven(f"{count} actors", f"{ranks} ranks", [ranks])
         yield (run.loop.preemption is not None and ranks > 1, "loop.preemption_threshold",
-               "ends rollouts that ranks play, and here actors play them; take hardware.actors.count=0 or null")
+               "ends rollouts of ranks, but actors collect here; use hardware.actors.count=0 or null")
         some = run.loop.tempo.shards is not None
         yield (actors.num_aggregation_workers and some, "hardware.actors.num_aggregation_workers",
-               "is for rounds of all actors, and this loop takes segments one by one; take 0")
+               "applies to rounds of all actors, but this loop receives segments one by one; use 0")
     if plan.ray is not None:
         at, address = "hardware.ray.address", plan.ray.address
         yield (plan.actors is not None and address is None and plan.num_nodes > 1, at,
-               f"actors for {plan.num_nodes} machines need a cluster of Ray that spans them")
+               f"actors for {plan.num_nodes} machines need a Ray cluster that spans them")
         yield (address is not None and not re.fullmatch(".+:[0-9]+", address), at,
                f"{address!r} is not host:port, as ray start --head prints it")
 
@@ -187,7 +187,7 @@ def shares(batch_size: int, plan: Plan) -> Refusals:
 
 
 def _uneven(what: str, whom: str, right: Iterable[int]) -> Callable[[], str]:
-    return lambda: f"{what} cannot be shared equally among {whom}; {' or '.join(map(str, right))} can"
+    return lambda: f"{what} cannot be shared equally among {whom}; use {' or '.join(map(str, right))}"
 
 
 def _gives(buffer: type[Buffer], needs: Needs) -> bool:
@@ -227,36 +227,36 @@ def _parts(trainer: Trainer) -> Refusals:
     capacity, rows = getattr(config.buffer.cfg, "capacity", None), spec.rows * config.num_envs
     strided = needs.data == "windows" and needs.window.stride
     yield (strided and spec.autoreset is not AutoresetMode.NEXT_STEP, "env",
-           "resets within the step that ends an episode, which leaves gaps in what is stored, and a recurrent state "
-           "cannot be kept over them; env.vectorization=list leaves none")
+           "resets within the step that ends an episode, which leaves gaps in the stored rows, over which no recurrent "
+           "state can be kept; use env.vectorization=list")
     for key, chosen in config.exploration.items():
         changes = chosen.cls.perturb_weights is not Exploration.perturb_weights
         yield (changes and not [*trainer.algorithm.parameters()], f"exploration.{key}",
-               f"changes weights, and {config.algo.name} has none; leave it out")
+               f"changes weights, but {config.algo.name} has none; leave it out")
     kept = trainer.loop.one_pass and capacity is not None and needs.data in ("windows", "episodes")
     yield (kept and capacity < rows, trainer.buffer.size_key,
-           f"{capacity} rows do not hold the recording, which has {rows}; raise it, or take loop.stream=true, "
-           "which reads while it learns")
+           f"{capacity} rows do not hold the {rows} rows of the dataset; raise it, or set loop.stream=true, "
+           "which reads during training")
 
 
 def _time(trainer: Trainer) -> Refusals:
     """Check that the run has steps for a round of collection, and for an update if it trains."""
     config, total, length = trainer.config, trainer.config.total_steps, trainer.ctx.rollout_length
-    whole = trainer.collector.spec.steps or total
+    recorded = trainer.collector.spec.steps or total
     each = f"{(steps := length * config.num_envs)} steps (num_envs={config.num_envs} x {length} steps of each)"
     yield total < steps, "total_steps", f"{total} is less than one round of collection, {each}; raise it"
-    yield (trainer.loop.one_pass and whole < total, "total_steps",
-           f"{total} is more than the {whole} steps of the recording, which loop={config.loop.name} reads once; "
-           f"take {whole} or less")
+    yield (trainer.loop.one_pass and recorded < total, "total_steps",
+           f"{total} is more than the {recorded} steps of the dataset, which loop={config.loop.name} reads once; "
+           f"use {recorded} or less")
     if any(p.requires_grad for p in trainer.algorithm.parameters()):
         tempo = ["num_steps_sampled_before_learning_starts", "replay_ratio"]
         tempo += ["train_batch_size"] if trainer.resolved.needs.data == "segments" else []
         why = ", ".join(f"{key}={show(getattr(config, key))}" for key in tempo)
         made, more = (trainer.loop.updates(n) for n in (total // steps * steps, FOR_EVER))
         yield (made == 0 != more, "total_steps",  # a loop without an estimate returns 0 for all
-               f"{total} leaves no time for one update: {why}, rounds of {each}; raise it")
+               f"{total} steps are too few for an update: {why}, rounds of {each}; raise it")
         first = trainer.buffer.warm_up * config.num_envs // len(trainer.ctx.env_ids)
-        yield (total < first, "total_steps", f"{total} leaves no time for one update: "
+        yield (total < first, "total_steps", f"{total} steps are too few for an update: "
                f"a first sample of buffer={config.buffer.name} takes {first} steps; raise it")
 
 
@@ -274,9 +274,9 @@ def _memory(trainer: Trainer) -> Refusals:
     stored = buffer.nbytes(trainer.collector.spec.row) * ranks
     learned = sum(p.nbytes for p in trainer.algorithm.parameters() if p.requires_grad) * BESIDE_WEIGHTS * ranks
     whose = "the buffer" if ranks == 1 else f"the buffers of {ranks} ranks"
-    for key, what, needed in ((buffer.size_key, whose, stored), ("model", "what the networks learn with", learned)):
-        yield (needed > free, key, f"{what} would need {size(needed)}, but only {size(free)} of memory of {where} "
-               "are free; make it smaller")
+    for key, what, needed in ((buffer.size_key, whose, stored), ("model", "gradients and optimizer states", learned)):
+        yield (needed > free, key, f"{what} would need {size(needed)}, but {where} has only {size(free)} of "
+               "free memory; make it smaller")
 # fmt: on
 
 

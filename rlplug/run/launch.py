@@ -38,7 +38,7 @@ from rlplug.types import STEP, CheckpointError, ConfigError, RunError
 
 Tell: TypeAlias = Callable[[str], None]  # called with each line for the user
 _driven = itertools.count()  # counts the runs of this process
-STOPPING = b"\nrlplug: stopping after this round, with a checkpoint; Ctrl-C again: at once, without one\n"
+STOPPING = b"\nrlplug: stopping after this round, with a checkpoint; press Ctrl-C again to stop at once, without one\n"
 
 
 def train(
@@ -104,7 +104,7 @@ def _launch(plan: Plan, raw: dict[str, Any], folder: Path, tell: Tell, work: Cal
                     raise RankError(_with_way_back(error, folder)) from None
                 raise
             restarts -= 1
-            tell(f"{error}\ncontinuing by itself, {restarts} more times if need be")
+            tell(f"{error}\nrestarting automatically; restarts left: {restarts}")
             work, args = _resume, ([],)
 
 
@@ -151,22 +151,22 @@ def _resume(fabric: AnyFabric, tell: Tell, plan: Plan, folder: Path, overrides: 
             if config.total_steps - made < (config.num_envs if unit == "env_steps" else 1):
                 score = "no evaluation" if done.score is None else f"evaluation {done.score:,.1f}"
                 said = f"{folder} has finished: {getattr(done, unit):,} {STEP[unit]}s, {score}"
-                tell(f"{said}. To go on, give it more than total_steps={config.total_steps}")
+                tell(f"{said}. To continue, raise total_steps above {config.total_steps}")
                 return None
             if checkpoint is None:
-                raise CheckpointError(f"{folder} has finished, and its checkpoints are gone: nothing to go on from")
+                raise CheckpointError(f"{folder} has finished: no checkpoint to resume")
         with closing(build(config, folder, fabric, plan, manifest["run"])) as trainer, last_words():
             start(trainer)
             missing = restore(trainer, checkpoint) if checkpoint else []
             where = f"{STEP[unit]} {trainer.steps:,}" if checkpoint else "the beginning: there was no checkpoint yet"
-            inexact = [f"not exactly as it would have gone on: {what}" for what in missing]
+            inexact = [f"not exactly as it would have continued: {what}" for what in missing]
             for line in (*told(changed), f"continuing from {where}", *inexact):
                 tell(line)
             fabric.barrier()  # until every rank has read its state
             if first:
                 progress = trainer.progress
                 for aside in tidy(folder, checkpoint):
-                    tell(f"what is damaged was set aside as {aside}")
+                    tell(f"damaged files were moved to {aside}")
                 run_dir.note_resumed(folder, config, manifest, progress, changed)
             return _drive(trainer)
 
@@ -195,7 +195,7 @@ def _check_own(
             raise ConfigError(key, f"was {show(old)}, and is {show(new)} in config.yaml now, but {WHY}")
         if key == "hardware.actors.count":  # before any actor starts
             then = f"{old} actors" if old else "no actors"
-            raise ConfigError(key, f"the run has been collected with {then} and has to continue so; now it has {new}")
+            raise ConfigError(key, f"the run was collected with {then} and must continue with them; it now has {new}")
     total, made = config.total_steps, checkpoint.steps
     if total < min(made, checkpoint.manifest["config"]["total_steps"]):  # episodes of jobs may exceed the total
         what = STEP[config.loop.cls.unit]

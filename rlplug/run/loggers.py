@@ -57,7 +57,7 @@ def _guarded(function: Callable[..., Any], event: str, key: str, logger: Any, tr
                 raise
             at = traceback.extract_tb(error.__traceback__)[-1]
             what = f"{type(error).__name__}: {error}".partition("\n")[0]
-            said = f"failed in {event} at step {trainer.steps:,}, and is left out from now on: {what}"
+            said = f"failed in {event} at step {trainer.steps:,}, and is disabled: {what}"
             print(f"rlplug: logger.{key} {said} ({at.filename}:{at.lineno})", file=sys.stderr, flush=True)
             trainer.hooks.unregister(logger)
 

@@ -17,9 +17,9 @@ from rlplug.collection.play import Stopped
 from rlplug.context import ResolvedRun
 from rlplug.estimation.estimator import Estimator
 from rlplug.evaluation.evaluator import Evaluator, evaluates_itself, shares_of, side_by_side
-from rlplug.evaluation.video import ALONE, record
+from rlplug.evaluation.video import ALONE, record_video
 from rlplug.functional.schedule import due
-from rlplug.trainer.policy import Policy
+from rlplug.trainer.policy import BehaviorPolicy
 from rlplug.trainer.trainer import Trainer
 from rlplug.types import Batch, ConfigError, Progress, Tree, Weights
 
@@ -118,7 +118,7 @@ class Evaluation(Schedule):
     The episodes do not depend on the number of ranks; if environments are not independent, rank 0 plays all.
     """
 
-    def __init__(self, policy: Policy, is_async: bool) -> None:
+    def __init__(self, policy: BehaviorPolicy, is_async: bool) -> None:
         super().__init__(policy.config.eval.every)
         self.policy, self.cfg, self.is_async = policy, policy.config.eval, is_async
         self.possible = policy.config.env.cls.traits.playable
@@ -129,7 +129,7 @@ class Evaluation(Schedule):
         self._parts = parts
         self.evaluator = Evaluator(policy.env, policy.algorithm, ctx, self.cfg, policy.normalize, self._share(episodes))
         if is_async and evaluates_itself(policy.algorithm):
-            said = f"is for greedy episodes, but {policy.config.algo.name} has an evaluation of its own; take 0"
+            said = f"runs greedy episodes, but {policy.config.algo.name} has its own evaluation; use 0"
             raise ConfigError("hardware.actors.evaluation", said)
         self.actors: AsyncEval | None = None  # of rank 0, once started
         self.latest_at: int | None = None
@@ -150,7 +150,7 @@ class Evaluation(Schedule):
             if self.cfg.record and trainer.ctx.rank == 0:
                 path, env = trainer.run_dir / "videos" / f"step_{steps:012d}.gif", policy.env(ALONE, render=True)
                 stop, normalize = lambda: bool(trainer.agreement.asked), policy.normalize
-                record(env, path, policy.algorithm, policy.ctx, self.cfg.record, normalize, stop)
+                record_video(env, path, policy.algorithm, policy.ctx, self.cfg.record, normalize, stop)
         return metrics
 
     def _play(self, trainer: Trainer, job: Job, weights: Mapping[str, Weights] | None) -> Batch:
@@ -213,7 +213,7 @@ class Estimation(Schedule):
         return self.latest
 
 
-def estimator_of(resolved: ResolvedRun, policy: Policy) -> Estimator | None:
+def estimator_of(resolved: ResolvedRun, policy: BehaviorPolicy) -> Estimator | None:
     """Return the estimator on the recorded episodes; None: estimates are off, or this is another rank.
 
     Raises:
@@ -224,7 +224,7 @@ def estimator_of(resolved: ResolvedRun, policy: Policy) -> Estimator | None:
     if policy.ctx.rank or cfg.with_eval is False or (cfg.with_eval is None and playable):
         return None
     if (paths := cfg.path or config.data.path) is None:
-        raise ConfigError("estimate.with_eval", "true needs recorded episodes to judge by: estimate.path=<folder>")
+        raise ConfigError("estimate.with_eval", "true needs recorded episodes: estimate.path=<folder>")
     key = "estimate.path" if cfg.path else "data.path"
     said = partial(print, "rlplug:", file=sys.stderr, flush=True)
     tell = said if cfg.path else lambda note: None  # notes on data.path are printed elsewhere
@@ -233,5 +233,5 @@ def estimator_of(resolved: ResolvedRun, policy: Policy) -> Estimator | None:
     except ConfigError as error:
         if cfg.with_eval:
             raise
-        said(f"nothing judges this run, which has no environment: {error}")
+        said(f"no evaluation is possible without an environment: {error}")
         return None

@@ -94,7 +94,7 @@ def locked(folder: Path, key: str = "") -> Iterator[None]:
 def require_new(folder: Path) -> None:
     """Raise ``ConfigError`` if a folder already holds a run."""
     if (folder / MANIFEST).exists():
-        raise ConfigError("hydra.run.dir", f"{folder} holds a run already; choose another folder, or resume it")
+        raise ConfigError("hydra.run.dir", f"{folder} already contains a run; choose another folder, or resume it")
 
 
 def create(folder: Path, config: RunConfig, plan: Plan, identity: str, command: Sequence[str]) -> None:
@@ -121,15 +121,15 @@ def read(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     if not os.path.exists(folder):  # os.path does not raise for long names
         raise CheckpointError(f"{folder} does not exist")
     if not (folder / MANIFEST).exists() or not (folder / CONFIG).exists():
-        what = "holds no run"
+        what = "contains no run"
         if (folder / "weights.pt").exists():
-            what = "is a checkpoint; resume takes the run folder, and continues its newest one"
+            what = "is a checkpoint; resume needs the run folder and continues its newest checkpoint"
         raise CheckpointError(f"{folder} {what}")
     manifest = read_manifest(folder, RunManifest)
     try:
         raw = yaml.load(atomic.read(folder / CONFIG), _NoAliases)
         if not isinstance(raw, dict):
-            raise ValueError("it holds no settings")
+            raise ValueError("it contains no settings")
     except (OSError, ValueError, KeyError, TypeError, RecursionError, yaml.YAMLError) as error:
         reason = next(iter(str(error).splitlines()), type(error).__name__)
         raise damaged(folder / CONFIG, reason) from None

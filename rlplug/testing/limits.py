@@ -41,7 +41,7 @@ def time_limit(seconds: float) -> Iterator[None]:
     start = time.monotonic()
 
     def stop(number: int, frame: FrameType | None) -> None:
-        raise _Alarm(f"it was not done after {seconds:g} s, in {where(frame)}; a longer limit_s allows for more")
+        raise _Alarm(f"it did not finish within {seconds:g} s, in {where(frame)}; raise limit_s to allow more")
 
     handler = signal.signal(signal.SIGALRM, stop)
     left, _ = signal.setitimer(signal.ITIMER_REAL, seconds)

@@ -10,7 +10,7 @@ from rlplug.trainer.collectives import Placement
 from rlplug.types import RunError
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
-GOES_ON = "the run goes on, and says so once (env.check_bounds=false: never)"
+GOES_ON = "the run continues and reports this once (env.check_bounds=false: never)"
 
 
 class Agreement:

@@ -37,8 +37,8 @@ class SegmentGradients:
         columns, rest = divmod(ctx.batch_size // ranks, ctx.rollout_length)
         if rest or not columns or (width % columns and columns % width):
             fitting = [n * ctx.rollout_length * ranks for n in range(1, width + 1) if width % n == 0]
-            said = f"{ctx.batch_size} transitions are no whole rollouts of {ctx.rollout_length} steps that divide the"
-            ways = f"{width} environments of a process; take {' or '.join(map(str, fitting))}"
+            said = f"{ctx.batch_size} transitions are not whole rollouts of {ctx.rollout_length} steps that divide the"
+            ways = f"{width} environments of a process; use {' or '.join(map(str, fitting))}"
             raise ConfigError("train_batch_size", f"{said} {ways}")
         self.count = max(1, width // columns)
 

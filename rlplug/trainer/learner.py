@@ -54,15 +54,15 @@ class RankLearner:
         self._checked = False  # whether the first update has been checked
         self._observing = False
         drawn = ctx.needs.data == "windows" or (ctx.needs.data == "episodes" and ctx.needs.off_policy)
-        self._whole = self.placement.parts == 1 and not drawn  # whether every rank has all rows of a sample
-        self._same = self._whole  # the same of what a loop gives; see ``hold``
+        self._replicated = self.placement.parts == 1 and not drawn  # whether every rank has all rows of a sample
+        self._same = self._replicated  # the same of what a loop gives; see ``hold``
         observing = [type(x).observe is not Trainable.observe for x in (algorithm, *self.exploration.values())]
         self._observers = (normalizer and normalizer.counts) or any(observing)
 
     def _first_update(self, batch: Batch | None) -> Losses:
         """Make the first update, and check the results of algorithm, exploration modules and buffer."""
         self._checked, compiler = True, self.steps.compiler
-        if compiler.recorder:  # checks read tensors on the host
+        if compiler.graphs:  # checks read tensors on the host
             self.steps.use(Compiler(self.ctx.device))
         results.check_given(batch, self.exploration)
         compiled = bool(self.steps.compiler.wanted)
@@ -79,8 +79,8 @@ class RankLearner:
         """
         if not self._checked:
             return self._first_update(batch)
-        recorded = self.steps.compiler.recorder and self.steps.moves and self.ctx.needs.data == "windows"
-        self.ctx.shard.whole = self._whole if batch is None else self._same
+        recorded = self.steps.compiler.graphs and self.steps.moves and self.ctx.needs.data == "windows"
+        self.ctx.shard.replicated = self._replicated if batch is None else self._same
         try:
             batch = self.buffer.sample() if batch is None else batch
             losses = self._whole_update(batch) if recorded else self._learned(batch)
@@ -93,7 +93,7 @@ class RankLearner:
             self.check_finite()  # an earlier NaN may make a later step fail with another error
             raise
         finally:
-            self.ctx.shard.whole = self._same
+            self.ctx.shard.replicated = self._same
         if len(self.steps.unread) >= MOST_UNREAD:
             self.check_finite()
         self.progress.updates += 1
@@ -176,12 +176,12 @@ class RankLearner:
     # ---- ranks ----------------------------------------------------------------------------------------------------
 
     def minibatches(self, batch: Batch, size: int, unit: Literal["row", "column"]) -> Iterator[Batch]:
-        ranks, same = self.placement.ranks, self.ctx.shard.whole
+        ranks, same = self.placement.ranks, self.ctx.shard.replicated
         return minibatches(batch, size, unit, self.ctx.generators["learner"], ranks, same)
 
     def hold(self, same: bool) -> None:
         """Set whether later batches of the loop are the same on every rank (True) or parts of the whole (False)."""
-        self._same = self.ctx.shard.whole = same
+        self._same = self.ctx.shard.replicated = same
 
     def reduce(self, x: Tensor, op: Reduction, where: Tensor | None = None) -> Tensor:
         return self.placement.ranks.reduce(x, op, where)

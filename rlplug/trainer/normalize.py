@@ -27,16 +27,16 @@ class Normalizer(nn.Module):
     def __init__(self, cfg: Config, spec: EnvSpec, num_envs: int) -> None:
         super().__init__()
         if spec.has_agents and cfg.normalize_reward:
-            said = "knows the return of one agent, and the environment has several; take false"
+            said = "supports the return of one agent, but the environment has several; use false"
             raise ConfigError("preprocess.normalize_reward", said)
         if spec.nested and cfg.normalize_obs:
-            said = f"knows one group of agents, and the environment has {', '.join(spec.nested)}; take false"
+            said = f"supports one group of agents, but the environment has {', '.join(spec.nested)}; use false"
             raise ConfigError("preprocess.normalize_obs", said)
         (group, *_) = spec.groups.values()
         self._opaque = {*KEYS, *spec.extras}  # values of these keys are not nested batches
         self.cfg, self.obs = cfg, SpaceMoments(group.obs if cfg.normalize_obs else Space(), cfg.clip_obs)
         if cfg.normalize_obs and not self.obs:
-            said = f"there is no vector of numbers in the observations, {group.obs}"
+            said = f"the observations contain no vector of numbers: {group.obs}"
             raise ConfigError("preprocess.normalize_obs", said)
         self._changes = self.counts or cfg.scale_reward != 1.0 or cfg.clip_reward is not None
         self.reward = Moments() if cfg.normalize_reward else None

@@ -24,7 +24,7 @@ from rlplug.types import Tree
 TRAINING, JOBS = 1, 3  # separate the seeds of training, its jobs and evaluation
 
 
-class Policy:
+class BehaviorPolicy:
     """Algorithm, exploration modules and normalizer of a run, which create its environments.
 
     Args:

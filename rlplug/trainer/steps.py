@@ -60,10 +60,10 @@ class GradientSteps:
         scale_losses: bool = False,
     ) -> None:
         self.device, self.ranks, self.progress = ctx.device, ranks, progress
-        self.microbatches, self.whole = microbatches, ranks.world_size == 1 and microbatches == 1
+        self.microbatches, self.undivided = microbatches, ranks.world_size == 1 and microbatches == 1
         self.on_nan: Literal["stop", "skip"] = on_nan
         self.dtype, self.scale = DTYPES.get(precision), LossScale(ctx.device) if scale_losses else None
-        self.moves = self.whole and on_nan == "stop" and self.scale is None
+        self.moves = self.undivided and on_nan == "stop" and self.scale is None
         """whether steps are unconditional and need no gradients of other ranks or microbatches"""
         self.skipped = 0  # skipped steps since ``drain``
         self.unread: list[GradientStep] = []
@@ -101,7 +101,7 @@ class GradientSteps:
         params = [p for part in parts.values() for p in part.params]
         totals, norms = list[Total](), dict[str, Sequence[Tensor]]()
         diagnostics |= bool(self.compiler.wanted)  # compiled steps have them, possibly on another rank only
-        for micro in (batch,) if self.whole else microbatches(batch, self.microbatches):
+        for micro in (batch,) if self.undivided else microbatches(batch, self.microbatches):
             found = self._compiled(micro, who, parts, moves and self.moves)
             if found is None:
                 totals.append(self.forward(micro, who, due, diagnostics))
@@ -112,7 +112,7 @@ class GradientSteps:
             for p, grad in zip(params, found["grads"], strict=not norms):
                 if grad is not None:
                     p.grad = grad if p.grad is None else p.grad + grad
-        losses = totals[0].losses if self.whole else all_reduced(totals, column_axis(batch), params, self.ranks)
+        losses = totals[0].losses if self.undivided else all_reduced(totals, column_axis(batch), params, self.ranks)
         if self.scale is not None and (grads := [p.grad for p in every if p.grad is not None]):
             torch._foreach_div_(grads, self.scale.value)
         return losses, norms
@@ -121,7 +121,7 @@ class GradientSteps:
         """Return the losses of the due parts, as means if the batch is whole, else as sums."""
         with nullcontext() if self.dtype is None else torch.autocast(self.device.type, self.dtype):
             losses = forward(who, batch, due, diagnostics)
-        total = total_loss(losses, batch.get("valid"), batch.get("alive"), who, mean=self.whole)
+        total = total_loss(losses, batch.get("valid"), batch.get("alive"), who, mean=self.undivided)
         return total if self.scale is None else total._replace(loss=total.loss * self.scale.value)
 
     def _compiled(

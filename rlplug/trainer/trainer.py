@@ -12,7 +12,7 @@ import pluggy
 import torch
 
 from rlplug.api import Collector, Job, Losses, Run, Segment
-from rlplug.collection.episodes import Episodes
+from rlplug.collection.episodes import EpisodeStats
 from rlplug.collection.nonfinite import beyond, check_segment
 from rlplug.collection.play import OF_EPISODE
 from rlplug.collection.segment import on_cpu
@@ -23,7 +23,7 @@ from rlplug.trainer.gradients import parts
 from rlplug.trainer.learner import RankLearner
 from rlplug.trainer.metrics import Clock, Means
 from rlplug.trainer.orders import Orders
-from rlplug.trainer.policy import Policy
+from rlplug.trainer.policy import BehaviorPolicy
 from rlplug.types import Batch, Mode, RunError, Tree, Weights
 
 
@@ -35,16 +35,16 @@ class Trainer(Run):
         *,
         resolved: ResolvedRun,
         run_dir: Path,
-        policy: Policy,
+        policy: BehaviorPolicy,
         collector: Collector,
         learner: RankLearner,
         reports: Any,  # ``run.callbacks.Callbacks``
     ) -> None:
         self.resolved, self.config, self.loop = resolved, resolved.config, resolved.loop
-        self.run_dir, self.policy, self.ctx, self.algorithm = run_dir, policy, policy.ctx, policy.algorithm
+        self.run_dir, self.policy, self.ctx, self.algorithm = run_dir, policy, (ctx := policy.ctx), policy.algorithm
         self.learner: RankLearner = learner
         self.buffer, self.progress, self.collector, self.reports = learner.buffer, learner.progress, collector, reports
-        self.clock, self.means, self.episodes = Clock(), Means(), Episodes(len(self.ctx.env_ids), self.ctx.spec.nested)
+        self.clock, self.means, self.episodes = Clock(), Means(), EpisodeStats(len(ctx.env_ids), ctx.spec.nested)
         self.orders = Orders(self.loop, self.ctx, self.progress)
         self.agreement = Agreement(learner.placement, reports.ready_to_save, self.ctx.beyond)
         self._closing: list[Any] = [reports, collector]
@@ -78,8 +78,8 @@ class Trainer(Run):
         self.reports.report(self)
 
     def collect(self, mode: Mode = "explore") -> None:
-        if self.loop.one_pass and self.progress.env_steps >= (whole := self.collector.spec.steps or sys.maxsize):
-            raise RunError(f"the recording is used up: the loop reads it once, and has read all of its {whole} steps")
+        if self.loop.one_pass and self.progress.env_steps >= (recorded := self.collector.spec.steps or sys.maxsize):
+            raise RunError(f"the dataset is used up: the loop reads it once and has read all of its {recorded} steps")
         self.policy.normalizer.commit()
         self.ctx.schedules.refresh(self.steps)  # also of exploration modules
         with self.clock.phase("collect"):
@@ -95,13 +95,13 @@ class Trainer(Run):
         self, jobs: Sequence[Job], weights: Mapping[str, Weights] | None = None, *, mine: bool = False
     ) -> Iterator[tuple[Job, Batch]]:
         if n := sum(n or 0 for n in self.collector.in_flight):
-            raise RunError(f"{n} rollouts are in flight; a loop that plays jobs has none then: in_flight=1, all shards")
+            raise RunError(f"{n} rollouts are in flight; a loop that runs jobs must have none: in_flight=1, all shards")
         self.policy.normalizer.commit()
         placement = self.learner.placement
         own, shared = placement.share(len(jobs)), placement.parts == 1 or not mine
         if not shared and len(jobs) < placement.parts:
-            said = f"{len(jobs)} jobs for {placement.parts} ranks, and mine=True: each has to keep one"
-            raise RunError(f"{said}; play more jobs")
+            said = f"{len(jobs)} jobs for {placement.parts} ranks, and mine=True: each must keep one"
+            raise RunError(f"{said}; add jobs")
         with self.clock.phase("collect"):
             given = [batch for _, batch in self.collector.play(jobs[own], weights or {})]
             played = [batch for share in placement.exchange(given) for batch in share]

@@ -26,16 +26,16 @@ CORES = os.cpu_count()
 CASES = {
     "more actors than environments": (
         (*SAC, "hardware.actors.count=3", "hardware.actors.num_cpus=0"),
-        "hardware.actors.count: num_envs=2 cannot be shared equally among 3 actors; 1 or 2 can",
+        "hardware.actors.count: num_envs=2 cannot be shared equally among 3 actors; use 1 or 2",
     ),
     "a share that is not whole": (
         (*PPO, "hardware.actors.count=3", "hardware.actors.num_cpus=0"),
-        "hardware.actors.count: num_envs=4 cannot be shared equally among 3 actors; 1 or 2 or 4 can",
+        "hardware.actors.count: num_envs=4 cannot be shared equally among 3 actors; use 1 or 2 or 4",
     ),
     "more cores than there are": (
         (*PPO, "hardware.actors.count=4", "hardware.actors.num_cpus=1000"),
         r"hardware.actors.count: 4 actors with 1000 cores each need more than the \d+ of this machine; "
-        r"hardware.actors.num_cpus=[\d.]+ shares them",
+        r"use hardware.actors.num_cpus=[\d.]+ to share them",
     ),
     "a device that is not there": (
         (*PPO, "hardware.actors.count=2", "hardware.actors.num_cpus=0", "hardware.actors.num_gpus=0.5"),
@@ -43,11 +43,11 @@ CASES = {
     ),
     "older weights for an algorithm that cannot learn from them": (
         (*PPO, "hardware.actors.count=2", "loop.in_flight=2"),
-        "loop.in_flight: lets older weights play, which ppo cannot learn from",
+        "loop.in_flight: collects with older weights, which ppo does not support",
     ),
     "older weights, by the interval": (
         (*PPO, "hardware.actors.count=2", "loop.broadcast_interval=4"),
-        "loop.broadcast_interval: lets older weights play",
+        "loop.broadcast_interval: collects with older weights",
     ),
     "evaluation actors without actors": (
         (*PPO, "hardware.actors.evaluation=1"),
@@ -56,17 +56,17 @@ CASES = {
     "actors and ranks that already have all cores": (
         (*PPO, "hardware=ray", "hardware.devices=1", f"hardware.ray.num_cpus={CORES}", "hardware.actors.count=1"),
         "hardware.actors.count: 1 actors with 1 cores each need more than the 0 of this machine that 1 ranks leave;"
-        " hardware.actors.num_cpus=0 needs none",
+        " use hardware.actors.num_cpus=0",
     ),
     "a precision that the processors of a cluster lack": (
         (*PPO, "hardware=ray", "hardware.precision=16-mixed"),
-        "hardware.precision: processors do not",
+        "hardware.precision: CPUs do not",
     ),
     "an unknown option": ((*PPO, "+hardware.actors.counts=2"), "hardware.actors.counts"),
     "an unknown choice": ((*PPO, "hardware.actors.on_failure=retry"), "hardware.actors.on_failure: 'retry'"),
     "a precision that processors lack": (
         (*PPO, "hardware.precision=16-mixed"),
-        "hardware.precision: processors do not",
+        "hardware.precision: CPUs do not",
     ),
 }
 
@@ -91,7 +91,7 @@ def test_an_address_where_nothing_answers(tmp_path: Path):
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     message = refused(tmp_path, f"127.0.0.1:{port}")
-    assert f"hardware.ray.address: no Ray answers at 127.0.0.1:{port} (Connection refused)" in message
+    assert f"hardware.ray.address: no Ray cluster answers at 127.0.0.1:{port} (Connection refused)" in message
 
 
 def test_an_address_where_another_program_answers(tmp_path: Path):
@@ -100,7 +100,9 @@ def test_an_address_where_another_program_answers(tmp_path: Path):
         other.listen()
         port = other.getsockname()[1]
         message = refused(tmp_path, f"127.0.0.1:{port}")
-    assert f"hardware.ray.address: no Ray answers at 127.0.0.1:{port} (another program listens there)" in message
+    assert (
+        f"hardware.ray.address: no Ray cluster answers at 127.0.0.1:{port} (another program listens there)" in message
+    )
 
 
 def test_a_cluster_that_asks_for_its_token(tmp_path: Path):
@@ -119,7 +121,7 @@ def test_a_cluster_that_asks_for_its_token(tmp_path: Path):
             head.terminate()
             psutil.wait_procs(started, 60.0)
     assert said == (
-        f"hardware.ray.address: Ray at 127.0.0.1:{port} asks for its token: copy ~/.ray/auth_token of the cluster's"
+        f"hardware.ray.address: Ray at 127.0.0.1:{port} requires a token: copy ~/.ray/auth_token from the cluster's"
         " first machine to this one"
     )
 
@@ -139,7 +141,7 @@ RAY = (*PPO, "hardware.actors.count=2", "hardware.actors.num_cpus=0")
 def test_an_actor_that_starts_too_slowly(tmp_path: Path, cluster: None):
     slow = ("num_envs=2", "env.id=rlplug.testing.worlds:SlowCartPole-v0", "+env.kwargs.to_make=3")
     words = (*RAY, *slow, "hardware.actors.start_timeout_s=0.5", "hardware.actors.max_restarts=0")
-    message = r"^actor \d .*: no step for 0.5 s; last seen starting; hardware.actors.start_timeout_s gives it more"
+    message = r"^actor \d .*: no step for 0.5 s; last seen starting; raise hardware.actors.start_timeout_s"
     with pytest.raises(RunError, match=message):
         launch.train(compose(words), tmp_path / "run")
 

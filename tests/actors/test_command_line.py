@@ -87,7 +87,7 @@ def test_resumed_with_another_number_of_actors(
     assert (
         main(["resume", str(tmp_path / "run"), "total_steps=400", "schedules=stretch", "hardware.actors.count=2"]) == 2
     )
-    message = "hardware.actors.count: the run has been collected with no actors and has to continue so; now it has 2"
+    message = "hardware.actors.count: the run was collected with no actors and must continue with them; it now has 2"
     assert message in capsys.readouterr().err
 
 

@@ -175,7 +175,7 @@ def test_environments_are_made_anew(vectorization: str, capfd: pytest.CaptureFix
     said = capfd.readouterr().err
     assert "failed, and is replaced: OSError: the pole is stuck" in said
     assert "failed, and is replaced: environment" in said
-    assert "observation has shape [3]; its space says [4]" in said
+    assert "observation has shape [3]; its space declares [4]" in said
 
 
 def test_an_observation_out_of_bounds_is_told_once(capfd: pytest.CaptureFixture[str]):
@@ -183,7 +183,7 @@ def test_an_observation_out_of_bounds_is_told_once(capfd: pytest.CaptureFixture[
     play((*FAULTY, *TWO, "+env.kwargs.beyond=0.05"), 2)
     said = capfd.readouterr().err
     assert said.count("beyond the bounds of its space") == 1
-    assert "the run goes on" in said
+    assert "the run continues" in said
 
 
 def test_the_row_of_a_failed_step_ends_its_episode(capfd: pytest.CaptureFixture[str]):

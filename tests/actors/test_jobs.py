@@ -44,7 +44,7 @@ def played(words: Sequence[str], kill: bool = False) -> dict[str, Any]:
         if kill:
             processes()[0].kill()
         batches = [batch for _, batch in trainer.play(jobs, {"own": own})]
-        with pytest.raises(ValueError, match=r"^job 4 plays with the weights 'up'; given were none$"):
+        with pytest.raises(ValueError, match=r"^job 4 plays with the weights 'up'; available: none$"):
             trainer.play([Job(4, {"": "up"})])
         with pytest.raises(ConfigError, match=NO_TASKS):
             trainer.play([Job(3, task=1.0)])

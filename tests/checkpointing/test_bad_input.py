@@ -114,7 +114,7 @@ def test_the_newest_is_damaged_so_the_one_before_is_used(how: str, sac: Path, ca
     lines = goes_on(capsys, sac, LONGER)
     assert lines[0].startswith(str(newest))
     assert why in lines[0]
-    assert lines[0].endswith("; trying the one before")
+    assert lines[0].endswith("; trying the previous one")
     assert f"continuing from step {int(before.name[5:])}" in lines
     assert newest.with_name(newest.name + ".damaged").is_dir()
     rows = (sac / "metrics.csv").read_text().splitlines()[1:]
@@ -145,7 +145,7 @@ def test_all_are_damaged(sac: Path, capsys: Capture):
     *tried, head = lines[:5]
     assert [line.partition(" ")[0] for line in tried] == [str(path) for path in damaged]
     assert head == f"{sac} holds no good checkpoint:"
-    assert lines[5:] == [line.removesuffix("; trying the one before") for line in tried]
+    assert lines[5:] == [line.removesuffix("; trying the previous one") for line in tried]
     assert fingerprint(sac) == before
 
 
@@ -169,7 +169,7 @@ def test_code_in_a_file_is_not_run(sac: Path, tmp_path: Path, capsys: Capture):
     Scene(sac, sac, sac, None).plant(newest / "weights.pt", (tmp_path / "evil.pt").read_bytes())  # type: ignore[arg-type]
     why = f"{newest} is damaged or was altered: weights.pt: it is not a tree of plain values and tensors"
     assert refused(capsys, sac, "evaluate", newest) == why
-    assert goes_on(capsys, sac, LONGER)[0] == f"{why}; trying the one before"
+    assert goes_on(capsys, sac, LONGER)[0] == f"{why}; trying the previous one"
     assert not (tmp_path / "marker").exists()
 
 
@@ -191,7 +191,7 @@ def test_a_checkpoint_of_another_run(algorithm: str, sac: Path, ppo: Path, tmp_p
 def test_a_checkpoint_under_another_name(sac: Path, capsys: Capture):
     steps(sac)[0].rename(folder_of(sac, 900))
     lines = goes_on(capsys, sac, LONGER)
-    assert lines[0] == f"{folder_of(sac, 900)} was renamed: it is of step 200; trying the one before"
+    assert lines[0] == f"{folder_of(sac, 900)} was renamed: it is of step 200; trying the previous one"
     assert "continuing from step 150" in lines
     assert folder_of(sac, 900).with_name("step_000000000900.damaged").is_dir()
 
@@ -212,7 +212,7 @@ def as_if_its_own(sac: Path, other: Path, config: bool = False) -> Path:
 def test_another_algorithm_under_the_runs_own_name(sac: Path, ppo: Path, capsys: Capture):
     as_if_its_own(sac, ppo)
     message = refused(capsys, sac, "resume", sac, "total_steps=1000")
-    assert "it alters what is learned" in message
+    assert "it changes what is learned" in message
     assert message.split(":")[0].split(".")[0] in ("num_envs", "algo", "env", "loop", "buffer", "model")
 
 
@@ -262,7 +262,7 @@ def test_a_path_that_leads_to_something_else(verb: str, name: str, foreign: Path
 
 
 def test_resume_of_a_checkpoint_folder(sac: Path, capsys: Capture):
-    assert "is a checkpoint; resume takes the run folder" in refused(capsys, sac, "resume", steps(sac)[0])
+    assert "is a checkpoint; resume needs the run folder" in refused(capsys, sac, "resume", steps(sac)[0])
 
 
 # ---- what resume is asked for ----------------------------------------------------------------------------------------
@@ -275,13 +275,13 @@ def test_resume_without_a_folder(arguments: list[str], capsys: Capture):
 
 
 FORBIDDEN = {
-    "algo.gamma=0.5": "algo.gamma: cannot be changed: it alters what is learned; a run continues as it was started",
-    "seed=3": "seed: cannot be changed: it alters what is learned",
-    "num_envs=2": "num_envs: cannot be changed: it alters what is learned",
-    "env=cartpole": "env: cannot be changed: it alters what is learned",
-    "algo=ppo": "algo: cannot be changed: it alters what is learned",
-    "buffer.capacity=9": "buffer.capacity: cannot be changed: it alters what is learned",
-    "replay_ratio=2": "replay_ratio: cannot be changed: it alters what is learned",
+    "algo.gamma=0.5": "algo.gamma: cannot be changed: it changes what is learned; a resumed run keeps its settings",
+    "seed=3": "seed: cannot be changed: it changes what is learned",
+    "num_envs=2": "num_envs: cannot be changed: it changes what is learned",
+    "env=cartpole": "env: cannot be changed: it changes what is learned",
+    "algo=ppo": "algo: cannot be changed: it changes what is learned",
+    "buffer.capacity=9": "buffer.capacity: cannot be changed: it changes what is learned",
+    "replay_ratio=2": "replay_ratio: cannot be changed: it changes what is learned",
     "total_steps=150": "total_steps: 150 is less than the 200 steps that the run has made already",
     "total_steps=x": "total_steps: 'x' has the wrong type: should be a valid integer",
     "total_steps=-1": "total_steps: -1 is ",
@@ -293,11 +293,11 @@ FORBIDDEN = {
     "hardware=1gpu": "hardware: needs a CUDA device",
     "logger=[wanb]": "logger: unknown option 'wanb'",
     "total_steps=300,400": "total_steps: 300,400 is several values",
-    "~algo": "algo: cannot be taken out of a run",
-    "--multirun": "no flag --multirun is known here",
+    "~algo": "algo: cannot be removed from a run",
+    "--multirun": "unknown flag --multirun",
     "300": "cannot read '300': should be key=value",
     "total_steps=[1": "total_steps: cannot read 'total_steps=[1': should be key=value",
-    "hydra.run.dir=elsewhere": "hydra.run.dir: belongs to the start of a run and cannot be changed",
+    "hydra.run.dir=elsewhere": "hydra.run.dir: is fixed when a run starts and cannot be changed",
 }
 
 
@@ -311,7 +311,7 @@ def test_a_run_that_has_finished(sac: Path, capsys: Capture):
     before = fingerprint(sac)
     (line,) = said(capsys, "resume", sac, code=0)
     assert line.startswith(f"{sac} has finished: 200 steps, evaluation -")
-    assert line.endswith(". To go on, give it more than total_steps=200")
+    assert line.endswith(". To continue, raise total_steps above 200")
     assert fingerprint(sac) == before
 
 
@@ -319,7 +319,7 @@ def test_a_configuration_that_was_edited(sac: Path, capsys: Capture):
     text = (sac / "config.yaml").read_text()
     (sac / "config.yaml").write_text(text.replace("  gamma: 0.99", "  gamma: 0.5"))
     message = refused(capsys, sac, "resume", sac, LONGER)
-    assert message.startswith("algo.gamma: was 0.99, and is 0.5 in config.yaml now, but it alters what is learned")
+    assert message.startswith("algo.gamma: was 0.99, and is 0.5 in config.yaml now, but it changes what is learned")
 
 
 @pytest.mark.parametrize(
@@ -450,7 +450,7 @@ def test_two_processes_that_train(tmp_path: Path, capsys: Capture, monkeypatch: 
     line = [*OVERRIDES["ppo"], ENDLESS, f"hydra.run.dir={run}"]
     with writing(run, *line):
         (message,) = said(capsys, *line, code=2)
-        assert message == f"hydra.run.dir: {run} holds a run already; choose another folder, or resume it"
+        assert message == f"hydra.run.dir: {run} already contains a run; choose another folder, or resume it"
         (message,) = said(capsys, "resume", run, code=2)
         assert message.startswith(f"{run} is being written by process ")
     assert any("continuing from" in told for told in goes_on_from_a_kill(run))

@@ -199,8 +199,8 @@ def test_a_state_of_another_kind(own: Any, loaded: Any, wrong: str | None):
         ({"a": np.zeros((2, 3))}, "a should be float32 of shape [2, 3], and is float64 of shape [2, 3]"),
         ({"a": None}, "a should be float32 of shape [2, 3], and is of type NoneType"),
         ({"a": 0.0}, "a should be float32 of shape [2, 3], and is float of shape []"),
-        ({}, " should have the keys a, and has others"),
-        ({"a": torch.zeros(2, 3), "b": 1}, " should have the keys a, and has others"),
+        ({}, " should have the keys a, but has others"),
+        ({"a": torch.zeros(2, 3), "b": 1}, " should have the keys a, but has others"),
     ],
 )
 def test_a_state_that_is_not_exactly_alike(loaded: Any, wrong: str | None):
@@ -244,9 +244,9 @@ def test_a_state_of_an_environment_replaces_no_method_and_calls_nothing():
     assert good is not None
     assert env.num_envs
     snapshot.restore(vector, good)
-    with pytest.raises(ValueError, match="'step' is no state of an environment"):
+    with pytest.raises(ValueError, match="'step' is not the state of an environment"):
         snapshot.restore(vector, [*good[:-1], good[-1] | {"step": 5}])
-    with pytest.raises(ValueError, match="'test' is no generator"):
+    with pytest.raises(ValueError, match="'test' is not a generator"):
         snapshot.restore(vector, [*good[:-1], good[-1] | {"_np_random": {"bit_generator": "test"}}])
 
 

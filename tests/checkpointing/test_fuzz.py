@@ -114,4 +114,4 @@ def test_the_command(sac_run: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
     assert fuzz.main([str(sac_run), "--cases", "3", "--seed", "5"]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == "3 cases, 0 violations"
     assert fuzz.main([str(tmp_path)]) == 2
-    assert capsys.readouterr().err == f"fuzz: {tmp_path} holds no run\n"
+    assert capsys.readouterr().err == f"fuzz: {tmp_path} contains no run\n"

@@ -34,9 +34,9 @@ BAD = {
     "model.name=lstm": "model.name: is chosen together with its settings: model=lstm",
     "model@critic_model=mlp critic_model.name=lstm": "critic_model.name: is chosen together with its settings: "
     "model@critic_model=lstm",
-    "experiment=ppo_pong algo=sac": "algo: sac cannot take the place of ppo, whose settings "
+    "experiment=ppo_pong algo=sac": "algo: sac cannot replace ppo, whose settings "
     "experiment=ppo_pong holds; leave one of the two out",
-    "algo=dqn experiment=ppo_doorkey env=cartpole": "algo: dqn cannot take the place of ppo, ",
+    "algo=dqn experiment=ppo_doorkey env=cartpole": "algo: dqn cannot replace ppo, ",
     # groups and keys
     "algoo=sac": "algoo: unknown key; did you mean algo? There are: ",
     "algo.gama=0.9": "algo.gama: unknown key; did you mean algo.gamma? There are: ",
@@ -58,13 +58,12 @@ BAD = {
     "logger.csv={x:1}": "logger.csv.x: unknown key; there are: name",
     "eval={every:3,x:{y:3}}": "eval.x: unknown key; there are: episodes, every",
     "algo={gama:0.9}": "algo.gama: unknown key; did you mean algo.gamma? There are: ",
-    "exploration={icm:{eta:1}}": "exploration.icm: is not among what is chosen; add it: exploration=[icm]",
+    "exploration={icm:{eta:1}}": "exploration.icm: is not selected; add it: exploration=[icm]",
     "env.kwargs.size=5": "env.kwargs.size: unknown key; there are none yet, and a new one is written with +: ",
     "algo.n_steps=5": "algo.n_steps: unknown key; did you mean rollout_fragment_length?",
-    "logger.wandb.project=x": "logger.wandb: is not among what is chosen; add it: logger=[progress,tensorboard,wandb]",
-    "exploration.icm.eta=1": "exploration.icm: is not among what is chosen; add it: exploration=[icm]",
-    "algo=dqn +exploration.icm.eta=1": "exploration.icm: is not among what is chosen; add it: "
-    "exploration=[epsilon_greedy,icm]",
+    "logger.wandb.project=x": "logger.wandb: is not selected; add it: logger=[progress,tensorboard,wandb]",
+    "exploration.icm.eta=1": "exploration.icm: is not selected; add it: exploration=[icm]",
+    "algo=dqn +exploration.icm.eta=1": "exploration.icm: is not selected; add it: exploration=[epsilon_greedy,icm]",
     "algo.gamma.x=3": "algo.gamma.x: unknown key: algo.gamma is a single value and has no keys",
     "model@critic=mlp": "model@critic: there is no such group. Did you mean to override one of model, ",
     "hydra.run.dri=x": "hydra.run.dri: unknown key; did you mean hydra.run.dir? There are: dir",
@@ -80,8 +79,8 @@ BAD = {
     "algo=td3 env=pendulum exploration=[parameter_noise] exploration.parameter_noise.adaptation=0.5": "exploration."
     "parameter_noise.adaptation: 0.5 is out of range: should be greater than or equal to 1",
     f"algo=impala tuned=none num_envs=1 {ACTORS}": "hardware.actors.count: num_envs=1 cannot be shared equally among ",
-    f"algo=a3c tuned=none train_batch_size=30 {ACTORS}": "train_batch_size: 30 transitions are no whole rollouts of 10 "
-    "steps that divide the 4 environments of a process; take 10 or 20 or 40",
+    f"algo=a3c tuned=none train_batch_size=30 {ACTORS}": "train_batch_size: 30 transitions are not whole rollouts of "
+    "10 steps that divide the 4 environments of a process; use 10 or 20 or 40",
     "total_steps=0": "total_steps: 0 is out of range: should be greater than 0",
     "num_envs=true": "num_envs: true has the wrong type: should be a number",
     "compile=maybe": "compile: 'maybe' is none of the options: should be 'off', 'auto' or 'max'",
@@ -113,7 +112,7 @@ BAD = {
     "trian algo=sac": "unknown verb 'trian'; did you mean train? There are: check, data, estimate, evaluate, "
     "new, plugins, profile, resume, train",
     "--bogus": "there is no flag --bogus; see --help",
-    "algo=ppo -m seed=1,2": "unrecognized arguments: seed=1,2; flags, as -m, stand before the settings; see --help",
+    "algo=ppo -m seed=1,2": "unrecognized arguments: seed=1,2; flags such as -m come before the settings; see --help",
     "--cfg jobs": "argument --cfg/-c: invalid choice: 'jobs'",
     "--config-dir /no/such/folder": "Additional config directory '/no/such/folder' not found",
     "data data.path=runs/x": "data takes paths and no settings: runs/x, not data.path=runs/x",
@@ -124,38 +123,38 @@ BAD = {
     "plugins a b c": "plugins takes at most a kind and a name",
     # spaces and crosses
     "algo=dqn env=pendulum": "algo: dqn needs one Discrete action, but the environment's are Box(-1.0, 1.0, (1,)",
-    "algo=dqn model=lstm": "buffer: replay keeps no recurrent states, which dqn's model needs; take ",
-    "algo=dqn buffer=sequence": "buffer: sequence keeps recurrent states, and the model has none; take ",
-    "algo=reinforce model=lstm": "model: Reinforce cannot learn with a recurrent model; take another model",
-    "algo=ppo env=taxi preprocess.normalize_obs=true": "preprocess.normalize_obs: there is no vector of numbers in ",
+    "algo=dqn model=lstm": "buffer: replay keeps no recurrent states, which dqn's model needs; use ",
+    "algo=dqn buffer=sequence": "buffer: sequence keeps recurrent states, but the model has none; use ",
+    "algo=reinforce model=lstm": "model: Reinforce cannot learn with a recurrent model; use another model",
+    "algo=ppo env=taxi preprocess.normalize_obs=true": "preprocess.normalize_obs: the observations contain no ",
     "algo=ppo env=cartpole env.frame_stack=4": "env.frame_stack: ",
     "algo=ppo env=pendulum exploration=[boltzmann]": "exploration.boltzmann: ",
     "algo=ppo model=lstm model.torso.hiddn=[3]": "model.torso.hiddn: unknown key; did you mean model.torso.hidden",
     "algo=ppo model=nature_cnn": "model: ",
     "algo=ppo env=pendulum exploration=gaussian": "exploration.gaussian: changes actions, which ppo cannot learn from",
-    "algo=bc loop=alternate exploration=[icm]": "exploration.icm: rewards what the learner samples, and bc ",
+    "algo=bc loop=alternate exploration=[icm]": "exploration.icm: rewards rows that the learner samples, but bc ",
     "algo=sac env=pendulum buffer=rollout": "buffer: rollout gives the last round, but sac learns from windows",
     "algo=ppo buffer=replay": "buffer: replay gives windows of older data, but ppo learns from the last round",
     "algo=dqn model@critic_model=mlp": "critic_model: dqn, as it is set up, builds no network from this slot",
     "algo.vf_share_layers=true model@critic_model=mlp": "critic_model: ppo, as it is set up, builds no network from ",
-    "algo=apex_dqn buffer=replay": "buffer: replay draws by no priority, and apex_dqn's actors compute it; take "
+    "algo=apex_dqn buffer=replay": "buffer: replay has no priorities, but apex_dqn's actors compute them; use "
     "buffer=prioritized",
     "algo=apex_dqn exploration=[parameter_noise]": "exploration.parameter_noise: changes the weights by which "
-    "apex_dqn's actors compute first priorities; leave it out",
-    f"algo=impala hardware.actors.num_aggregation_workers=1 {ACTORS}": "hardware.actors.num_aggregation_workers: is "
-    "for rounds of all actors, and this loop takes segments one by one; take 0",
+    "apex_dqn's actors compute initial priorities; leave it out",
+    f"algo=impala hardware.actors.num_aggregation_workers=1 {ACTORS}": "hardware.actors.num_aggregation_workers: "
+    "applies to rounds of all actors, but this loop receives segments one by one; use 0",
     f"hardware.ray.address=there {ACTORS}": "hardware.ray.address: 'there' is not host:port, as ray start ",
     # sizes
-    "train_batch_size=512": "train_batch_size: is for buffers that are sampled, and a rollout is learned from whole",
-    "algo=ppo replay_ratio=1": "replay_ratio: 1.0 asks for more updates than there are samples, 0.00",
-    "algo=impala replay_ratio=1": "replay_ratio: 1.0 asks for more updates than there are samples, 0.015625 a step; ",
-    "++train_batch_size=512": "train_batch_size: is for buffers that are sampled, and a rollout is learned from whole",
+    "train_batch_size=512": "train_batch_size: applies to buffers that are sampled, but a rollout is used whole",
+    "algo=ppo replay_ratio=1": "replay_ratio: 1.0 requests more updates than there are samples, 0.00",
+    "algo=impala replay_ratio=1": "replay_ratio: 1.0 requests more updates than there are samples, 0.015625 a step; ",
+    "++train_batch_size=512": "train_batch_size: applies to buffers that are sampled, but a rollout is used whole",
     "tuned=none total_steps=100": "total_steps: 100 is less than one round of collection, 1024 steps",
-    "algo=impala total_steps=500 train_batch_size=2000": "total_steps: 500 leaves no time for one update: "
+    "algo=impala total_steps=500 train_batch_size=2000": "total_steps: 500 steps are too few for an update: "
     "num_steps_sampled_before_learning_starts=0, replay_ratio=null, train_batch_size=2000, rounds of ",
-    "algo=impala buffer=circular buffer.num_batches=50 total_steps=3000": "total_steps: 3000 leaves no time for one "
+    "algo=impala buffer=circular buffer.num_batches=50 total_steps=3000": "total_steps: 3000 steps are too few for an "
     "update: a first sample of buffer=circular takes 3200 steps; raise it",
-    "algo=dqn tuned=none algo.n_step=6000 total_steps=5000": "total_steps: 5000 leaves no time for one update: "
+    "algo=dqn tuned=none algo.n_step=6000 total_steps=5000": "total_steps: 5000 steps are too few for an update: "
     "a first sample of buffer=replay takes 6000 steps; raise it",
     f"algo=impala tuned=none buffer.capacity=1 {ACTORS}": "buffer.capacity: 1 segments of 4 environments hold 200 ",
     "tuned=none algo.sgd_minibatch_size=2000": "algo.sgd_minibatch_size: 2000 is more than a rollout's 1024 rows",
@@ -167,13 +166,13 @@ BAD = {
     "hydra.run.dir=/proc/nope": "hydra.run.dir: /proc/nope cannot be made: ",
     "-m seed=1,2 hydra.sweep.dir=/proc/nope": "hydra.sweep.dir: /proc/nope cannot be made: ",
     f"--config-name {'x' * 300}": f"{files('hydra.conf') / ('x' * 300)}.yaml cannot be read: File name too long",
-    "hardware=1gpu": "hardware: needs a CUDA device, and none is found here; hardware=cpu works",
+    "hardware=1gpu": "hardware: needs a CUDA device, but none was found; use hardware=cpu",
     "'logger=[wandb]' logger.wandb.mode=online": "logger.wandb.mode: ",
     # environments
     "env=gymnasium env.id=Cartpole-v1": "env.id: ",
     "env=gymnasium env.id=CartPole-v7": "env.id: ",
     "+env.kwargs.nope=1": "env.kwargs: ",
-    "env.mask_key=mask": "env.mask_key: neither the observation nor info of CartPole-v1 has 'mask'; null plays without",
+    "env.mask_key=mask": "env.mask_key: neither the observation nor info of CartPole-v1 has 'mask'; use null to run ",
     "env=masked_cartpole env.frame_skip=2": "env.frame_skip: repeats actions that the masks of ",
     "env=masked_cartpole env.sticky_actions=0.3": "env.sticky_actions: repeats actions that the masks of ",
     # sweeps, refused before their first job
@@ -184,8 +183,8 @@ BAD = {
 }
 
 
-CHECK = "check shows what would run, and trains nothing: check algo=ppo env=cartpole"
-PLAYS = "evaluate plays a run: evaluate <run folder>"
+CHECK = "check shows what would run, without training: check algo=ppo env=cartpole"
+PLAYS = "evaluate runs episodes: evaluate <run folder>"
 WANDB = "logger=[progress,tensorboard,wandb]"
 BAD |= {  # what is right in another program, or said in another way
     # flags
@@ -199,8 +198,8 @@ BAD |= {  # what is right in another program, or said in another way
     "--total-timesteps 9": "there is no flag --total-timesteps: settings are written total_steps=<value>",
     "--learning-rate=1e-3": "there is no flag --learning-rate: settings are written algo.lr=1e-3",
     "--track": f"there is no flag --track: settings are written {WANDB}",
-    "--experimental-rerun job.pickle": "--experimental-rerun is not for runs; resume continues one",
-    "-sc query=bash": "--shell-completion query= is for the shell, which says what was typed; see install=",
+    "--experimental-rerun job.pickle": "--experimental-rerun is not supported; use resume",
+    "-sc query=bash": "--shell-completion query= is for the shell only; see install=",
     # verbs
     "play": f"unknown verb 'play'; {PLAYS}",
     "test runs/x": f"unknown verb 'test'; {PLAYS}",
@@ -237,20 +236,20 @@ BAD |= {  # what is right in another program, or said in another way
     "new one is written with +: +env.kwargs.is_slippery=<value>",
     "--hydra-help seed=3": "seed: cannot be set here",
     # folders
-    "hydra.run.dir=": "hydra.run.dir: '' is no folder; name one, or leave it out",
+    "hydra.run.dir=": "hydra.run.dir: '' is not a folder; name one, or leave it out",
     "hydra.run.dir=null": "hydra.run.dir: field 'hydra.run.dir' is not Optional",
-    "check hydra.run.dir=": "hydra.run.dir: '' is no folder; name one, or leave it out",
-    "-m seed=1,2 hydra.sweep.dir=": "hydra.sweep.dir: '' is no folder; name one, or leave it out",
-    "-m seed=1,2 hydra.sweep.subdir=": "hydra.sweep.subdir: '' is no folder; name one, or leave it out",
+    "check hydra.run.dir=": "hydra.run.dir: '' is not a folder; name one, or leave it out",
+    "-m seed=1,2 hydra.sweep.dir=": "hydra.sweep.dir: '' is not a folder; name one, or leave it out",
+    "-m seed=1,2 hydra.sweep.subdir=": "hydra.sweep.subdir: '' is not a folder; name one, or leave it out",
     "hydra.searchpath=[file:///nowhere]": "hydra.searchpath: /nowhere does not exist",
     "-m seed=1,2 hydra.searchpath=[/nowhere]": "hydra.searchpath: /nowhere does not exist",
     "resume nowhere": "nowhere does not exist",
     # sweeps without an end
-    "-m seed=range(1e9)": "seed: range(1e9) holds more values than a sweep can have, at most 100,000; range(1,4) is ",
-    "-m seed=shuffle(range(1000000000))": "seed: shuffle(range(1000000000)) holds more values than a sweep can have",
-    "-m algo.gamma=range(0,1,1e-30)": "algo.gamma: range(0,1,1e-30) holds more values than a sweep can have",
-    "-m seed=range(1,9,0)": "seed: range(1,9,0) holds more values than a sweep can have",
-    "-m seed=range(0,9000) num_envs=range(1,99)": "seed: the sweep would have 882,000 jobs; at most 100,000",
+    "-m seed=range(1e9)": "seed: range(1e9) has more values than a sweep supports, 100,000; range(1,4) is ",
+    "-m seed=shuffle(range(1000000000))": "seed: shuffle(range(1000000000)) has more values than a sweep supports",
+    "-m algo.gamma=range(0,1,1e-30)": "algo.gamma: range(0,1,1e-30) has more values than a sweep supports",
+    "-m seed=range(1,9,0)": "seed: range(1,9,0) has more values than a sweep supports",
+    "-m seed=range(0,9000) num_envs=range(1,99)": "seed: the sweep would have 882,000 jobs; the maximum is 100,000",
 }
 
 

@@ -77,22 +77,22 @@ def test_a_table(capsys: pytest.CaptureFixture[str]):
 BAD = {
     "estimate": "estimate takes a run folder or a checkpoint first; see rlplug estimate --help",
     "estimate data.path=data": "estimate takes a run folder or a checkpoint first; see rlplug estimate --help",
-    "estimate run --greedy data.path=data": "estimate takes no flag --greedy; see rlplug estimate --help",
-    "estimate run": "data.path: is missing: an estimate is made from recorded episodes, data.path=<folder>",
+    "estimate run --greedy data.path=data": "estimate has no flag --greedy; see rlplug estimate --help",
+    "estimate run": "data.path: is missing: estimates need recorded episodes, data.path=<folder>",
     "estimate run data.path=nowhere": "data.path: nowhere does not exist",
-    "estimate run data.path=empty": "data.path: empty holds no file of episodes",
+    "estimate run data.path=empty": "data.path: empty contains no file of episodes",
     "estimate run data.path=data estimate.gamma=2": "estimate.gamma: 2 is out of range",
     "estimate run data.path=data eval.episodes=2": "eval.episodes: cannot be changed: an estimate may change ",
     "estimate run data.path=data estimate.methods=[ips]": "estimate.methods",
     "estimate run estimate.methods=[]": "estimate.methods: [] is out of range: should have at least 1 item",
     "estimate run estimate.path=nowhere": "estimate.path: nowhere does not exist",
-    f"estimate run estimate.path={SMALL}": f"estimate.path: {SMALL} has no column 'logp'",
-    "estimate run estimate.path=[run/config.yaml]": "estimate.path: run/config.yaml is of no known format",
-    "estimate run estimate.path=nowhere data.path=empty": "data.path: empty holds no file of episodes",
-    "algo=bc env=recorded env.path=empty data.path=data": "env.path: empty holds no file of episodes",
-    "algo=bc env=recorded env.path=run/config.yaml data.path=data": "env.path: run/config.yaml is of no known format",
-    f"estimate run data.path={SMALL}": f"data.path: {SMALL} has no column 'logp', the behavior's log-probabilities",
-    "estimate run data.path=data estimate.folds=21": "estimate.folds: 21 folds, but there are 20 episodes; take fewer",
+    f"estimate run estimate.path={SMALL}": f"estimate.path: {SMALL} has no key 'logp'",
+    "estimate run estimate.path=[run/config.yaml]": "estimate.path: run/config.yaml has an unknown format",
+    "estimate run estimate.path=nowhere data.path=empty": "data.path: empty contains no file of episodes",
+    "algo=bc env=recorded env.path=empty data.path=data": "env.path: empty contains no file of episodes",
+    "algo=bc env=recorded env.path=run/config.yaml data.path=data": "env.path: run/config.yaml has an unknown format",
+    f"estimate run data.path={SMALL}": f"data.path: {SMALL} has no key 'logp', the behavior's log-probabilities",
+    "estimate run data.path=data estimate.folds=21": "estimate.folds: 21 folds, but there are 20 episodes; use fewer",
 }
 
 
@@ -139,7 +139,7 @@ def test_without_an_environment_estimates_are_made_where_evaluations_would_be(
     words = [*BC, "env=recorded", "env.path=data", "data.path=data", "hydra.run.dir=bc"]
     assert main(words) == 0
     assert main(["evaluate", "bc"]) == 1
-    assert "nothing that can be played; python -m rlplug estimate <run>" in capsys.readouterr().err
+    assert "cannot be played; python -m rlplug estimate <run>" in capsys.readouterr().err
     assert [int(row["step"]) for row in rows(here / "bc")] == [2, 4, 6]
     summary = json.loads((here / "bc/summary.json").read_text())
     last = rows(here / "bc")[-1]
@@ -179,9 +179,9 @@ def test_a_run_that_was_stopped_goes_on_in_step(here: Path, monkeypatch: pytest.
 
 def test_a_recording_without_log_probabilities_is_told_or_refused(capsys: pytest.CaptureFixture[str]):
     words = ["env=cartpole", f"data.path={SMALL}", "estimate.with_eval=true"]
-    with pytest.raises(ConfigError, match="has no column 'logp'"):
+    with pytest.raises(ConfigError, match="has no key 'logp'"):
         build(compose([*BC, *words]), Path())
-    for path, said in {"nowhere": "does not exist", SMALL: "has no column 'logp'"}.items():
+    for path, said in {"nowhere": "does not exist", SMALL: "has no key 'logp'"}.items():
         with pytest.raises(ConfigError, match=f"^estimate.path: {path} {said}"):
             build(compose([*BC, *words, f"estimate.path={path}"]), Path())
     with pytest.raises(ConfigError, match=r"estimate.with_eval: true needs recorded episodes"):

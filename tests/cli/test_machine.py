@@ -87,7 +87,7 @@ def limited(megabytes: int, *words: str) -> str:
 def test_a_limit_of_memory_that_the_buffer_exceeds(tmp_path: Path):
     line = limited(1024, "buffer.capacity=50_000_000", f"hydra.run.dir={tmp_path / 'run'}")
     assert line.startswith("rlplug: buffer.capacity: the buffer would need ")
-    assert line.endswith(" of memory of this process (ulimit -v) are free; make it smaller")
+    assert line.endswith(" of free memory; make it smaller")
     assert not (tmp_path / "run").exists()
 
 

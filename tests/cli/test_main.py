@@ -51,9 +51,9 @@ def test_what_was_composed_is_trained():
     score = rlplug.train(config)
     (summary,) = Path("runs/ppo-CartPole-v1").glob("*-s3/summary.json")
     assert json.loads(summary.read_text())["eval/return_mean"] == score == rlplug.train([*SHORT, "seed=3"])
-    with pytest.raises(rlplug.ConfigError, match=r"^seed: was changed after compose\(\); compose it so: "):
+    with pytest.raises(rlplug.ConfigError, match=r"^seed: was changed after compose\(\); pass it to compose\(\): "):
         rlplug.train(dataclasses.replace(config, seed=4))
-    with pytest.raises(rlplug.ConfigError, match=r"^hydra\.run\.dir: '' is no folder"):
+    with pytest.raises(rlplug.ConfigError, match=r"^hydra\.run\.dir: '' is not a folder"):
         rlplug.train([*SHORT, "hydra.run.dir="])
 
 
@@ -95,8 +95,8 @@ def test_the_newest_run_is_named(capsys: pytest.CaptureFixture[str]):
         assert main([*SHORT, f"seed={seed}", f"hydra.run.dir=runs/x/{seed}"]) == 0
     capsys.readouterr()
     for words, said in {
-        "resume runs": "runs holds no run; the newest run in it is runs/x/1",
-        "evaluate runs/x": "runs/x holds no run; the newest run in it is runs/x/1",
+        "resume runs": "runs contains no run; the newest run in it is runs/x/1",
+        "evaluate runs/x": "runs/x contains no run; the newest run in it is runs/x/1",
         "evaluate latest": "latest does not exist; the newest run here is runs/x/1",
         "estimate last data.path=x": "last does not exist; the newest run here is runs/x/1",
     }.items():

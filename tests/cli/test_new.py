@@ -83,17 +83,17 @@ USAGE = "new takes a kind and a name, as in `rlplug new algo mine`; see rlplug n
         ("algo mine more", USAGE),
         ("algo name=mine", USAGE),
         ("algos mine", "unknown kind 'algos'; did you mean algo? There are: algo, buffer, env, exploration, "),
-        ("algo my-algo", "'my-algo' is no name: take up to 40 small letters, digits and _, as in my_algo"),
-        ("algo MyAlgo", "'MyAlgo' is no name: take up to 40 small letters, digits and _, as in my_algo"),
-        ("algo ../x", "'../x' is no name: take up to 40 small letters, digits and _, as in x"),
-        ("algo 3", "'3' is no name: take up to 40 small letters, digits and _"),
-        (f"algo {'a' * 300}", f"'{'a' * 300}' is no name: take up to 40 small letters, digits and _"),
-        ("algo lambda", "'lambda' means something else in Python or YAML; take another name"),
-        ("env off", "'off' means something else in Python or YAML; take another name"),
-        ("model none", "'none' means something else in Python or YAML; take another name"),
-        ("algo sac", "algo 'sac' is taken by rlplug 0.1.0; take another name"),
-        ("env pendulum", "env 'pendulum' is taken by rlplug 0.1.0; take another name"),
-        ("env box", "the class of 'box' would be Box, which it imports; take another name"),
+        ("algo my-algo", "'my-algo' is not a name: use up to 40 lowercase letters, digits and _, as in my_algo"),
+        ("algo MyAlgo", "'MyAlgo' is not a name: use up to 40 lowercase letters, digits and _, as in my_algo"),
+        ("algo ../x", "'../x' is not a name: use up to 40 lowercase letters, digits and _, as in x"),
+        ("algo 3", "'3' is not a name: use up to 40 lowercase letters, digits and _"),
+        (f"algo {'a' * 300}", f"'{'a' * 300}' is not a name: use up to 40 lowercase letters, digits and _"),
+        ("algo lambda", "'lambda' has another meaning in Python or YAML; choose another name"),
+        ("env off", "'off' has another meaning in Python or YAML; choose another name"),
+        ("model none", "'none' has another meaning in Python or YAML; choose another name"),
+        ("algo sac", "algo 'sac' is taken by rlplug 0.1.0; choose another name"),
+        ("env pendulum", "env 'pendulum' is taken by rlplug 0.1.0; choose another name"),
+        ("env box", "'box' needs a class Box, which it imports; choose another name"),
     ],
 )
 def test_bad_input_is_one_line_and_nothing_is_written(arguments: str, message: str, capsys: pytest.CaptureFixture[str]):
@@ -109,8 +109,8 @@ def test_the_name_of_another_package_is_refused(install: Install, capsys: pytest
     assert main(["new", "env", "moon"]) == 2
     assert main(["new", "algo", "moon"]) == 2
     assert capsys.readouterr().err.splitlines() == [
-        "rlplug: env 'moon' is taken by rlplug-moon 1.2; take another name",
-        "rlplug: a package rlplug_moon is installed already (rlplug-moon 1.2); take another name",
+        "rlplug: env 'moon' is taken by rlplug-moon 1.2; choose another name",
+        "rlplug: a package rlplug_moon is installed already (rlplug-moon 1.2); choose another name",
     ]
     assert list(Path().iterdir()) == []
 
@@ -118,7 +118,7 @@ def test_the_name_of_another_package_is_refused(install: Install, capsys: pytest
 def test_a_folder_that_is_there_stays_as_it_is(capsys: pytest.CaptureFixture[str]):
     Path("rlplug-mine").mkdir()
     assert main(["new", "algo", "mine"]) == 2
-    assert capsys.readouterr().err.startswith(f"rlplug: {Path('rlplug-mine').absolute()} exists; take another name")
+    assert capsys.readouterr().err.startswith(f"rlplug: {Path('rlplug-mine').absolute()} exists; choose another name")
     assert list(Path().rglob("*")) == [Path("rlplug-mine")]
 
 

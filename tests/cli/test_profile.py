@@ -124,11 +124,11 @@ def test_with_actors_the_learner_waits_for_them(capsys: pytest.CaptureFixture[st
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--seconds=0"], "--seconds 0: more than 0, and finite"),
+        (["--seconds=0"], "--seconds 0: should be finite and greater than 0"),
         (["--seconds=soon"], "argument --seconds: invalid float value: 'soon'; see rlplug profile --help"),
-        (["--html=nowhere/page.html"], "--html nowhere/page.html: no file can be written there"),
+        (["--html=nowhere/page.html"], "--html nowhere/page.html: cannot be written"),
         (["--fast"], "unrecognized arguments: --fast; see rlplug profile --help"),
-        (["hardware=2cpu"], "profile looks at one learner process"),
+        (["hardware=2cpu"], "profile supports one learner process"),
         (["algo.clip=1"], "algo.clip"),
     ],
 )
@@ -142,7 +142,7 @@ def test_what_cannot_be_profiled_is_one_line(words: list[str], said: str, capsys
 
 def test_a_run_that_ends_too_soon_says_so(capsys: pytest.CaptureFixture[str]):
     assert main(["profile", *PPO[:-1], "total_steps=256"]) == 1
-    assert "the run ended before there was anything to see; give it more total_steps" in capsys.readouterr().err
+    assert "the run ended before profiling began; raise total_steps" in capsys.readouterr().err
     assert not left()
 
 

@@ -51,7 +51,7 @@ def test_a_bad_job_does_not_keep_the_others_from_running(capsys: pytest.CaptureF
     assert second.split()[:2] == ["1e+30", "failed"]
     assert last == "as a table: sweep/sweep.csv"
     assert err.splitlines()[-1].endswith(
-        " 1 of 2 jobs did not finish; the same command with hydra.sweep.dir=sweep tries them again"
+        " 1 of 2 jobs did not finish; the same command with hydra.sweep.dir=sweep retries them"
     )
 
 
@@ -88,7 +88,7 @@ def test_the_same_command_runs_only_what_has_not_finished(capsys: pytest.Capture
     assert {path: path.stat().st_mtime_ns for path in before} == before
     assert {row["job"]: row["score"] for row in rows() if row["job"] != "seed=3"} == scores
     assert sorted(statuses()) == ["seed=1", "seed=2", "seed=3"]
-    assert f"rlplug: seed=1: has finished already, with {float(scores['seed=1']):,.1f}" in capsys.readouterr().err
+    assert f"rlplug: seed=1: has already finished, with {float(scores['seed=1']):,.1f}" in capsys.readouterr().err
 
 
 def test_a_job_that_cannot_be_read_stands_in_the_table(capsys: pytest.CaptureFixture[str]):
@@ -147,7 +147,7 @@ def test_names_of_folders_are_names_everywhere():
 def test_an_empty_range_is_refused(capsys: pytest.CaptureFixture[str]):
     assert main(["-m", *SHORT, "seed=range(1,1)"]) == 2
     (message,) = capsys.readouterr().err.splitlines()
-    assert message == "rlplug: seed: range(1,1) holds no value; range(1,4) is 1, 2 and 3"
+    assert message == "rlplug: seed: range(1,1) has no values; range(1,4) is 1, 2 and 3"
     assert list(Path().iterdir()) == []
 
 

@@ -13,7 +13,7 @@ from gymnasium.vector import AutoresetMode
 from rlplug import tree
 from rlplug.api import Algorithm, Job, Needs
 from rlplug.checkpointing.serialize import copy_to_host, decode, encode
-from rlplug.collection.episodes import Episodes
+from rlplug.collection.episodes import EpisodeStats
 from rlplug.collection.nonfinite import check_segment
 from rlplug.collection.play import Player
 from rlplug.collection.stepping import make_shard
@@ -179,7 +179,7 @@ def test_environments_that_cannot_be_saved_begin_new_episodes(name):
 
 def test_returns_are_means_over_agents():
     batch = source("signals").collect(60)
-    counted = Episodes(COLUMNS, ("scouts", "base"))
+    counted = EpisodeStats(COLUMNS, ("scouts", "base"))
     steps = counted.add(batch)
     assert steps == int(batch["valid"][:-1].sum())
     episodes = counted.drain()
@@ -192,7 +192,7 @@ def test_returns_are_means_over_agents():
                 found.append((float(sums[b].mean()), float(sums[b, :2].mean()), float(sums[b, 2])))
     assert len(found) > 8
     assert [(total, scouts, base) for total, _, _, scouts, base in episodes] == [pytest.approx(x) for x in found]
-    again = Episodes(COLUMNS, ("scouts", "base"))
+    again = EpisodeStats(COLUMNS, ("scouts", "base"))
     again.load(decode(encode(copy_to_host(counted.state()))))
     for part in (counted, again):
         part.add(batch)
@@ -384,7 +384,7 @@ def job(name, episodes, max_steps=27_000):
 @pytest.mark.parametrize("name", ENVS)
 def test_returns_of_a_job_are_those_of_its_groups(name, episodes):
     batch = job(name, episodes)
-    counted = Episodes(1, ("scouts", "base") if name == "signals" else ())
+    counted = EpisodeStats(1, ("scouts", "base") if name == "signals" else ())
     counted.add_whole(batch)
     found = counted.drain()
     assert len(found) == episodes

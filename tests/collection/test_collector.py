@@ -12,7 +12,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from rlplug.api import Algorithm, Exploration, Needs, Window
 from rlplug.checkpointing.serialize import copy_to_host, decode, encode
-from rlplug.collection.episodes import Episodes
+from rlplug.collection.episodes import EpisodeStats
 from rlplug.collection.shard import ShardCollector
 from rlplug.collection.stepping import NextStepCollector, SameStepCollector, make_shard
 from rlplug.config import compose
@@ -97,7 +97,7 @@ def test_row_t_reopens_the_next_segment():
 
 
 def test_an_episode_of_l_steps_has_l_plus_one_rows_and_is_counted_once():
-    counted = Episodes(COLUMNS)
+    counted = EpisodeStats(COLUMNS)
     steps, lengths, rows = 0, [], 0
     for segment in segments(AutoresetMode.NEXT_STEP, 7, 20):
         steps += counted.add(segment)
@@ -111,7 +111,7 @@ def test_an_episode_of_l_steps_has_l_plus_one_rows_and_is_counted_once():
 
 def test_an_episode_that_broke_off_is_not_counted():
     """Column 0 breaks off at row 2, and its next episode ends at row 4; column 1 goes on from segment to segment."""
-    counted = Episodes(2)
+    counted = EpisodeStats(2)
     valid = torch.tensor([[1, 1], [1, 1], [0, 1], [1, 1], [1, 1], [0, 1]]).bool()
     first = torch.tensor([[1, 1], [0, 0], [0, 0], [1, 0], [0, 0], [0, 0]]).bool()
     ended = torch.zeros_like(valid)

@@ -459,7 +459,7 @@ def test_what_is_not_used_may_be_anything():
 BEYOND = ["env=cartpole", "env.id=rlplug.testing.worlds:FaultyCartPole-v0", "+env.kwargs.beyond=0.05", "num_envs=4"]
 TOLD = (
     r"rlplug: environment \d at environment step \d+: observation holds 4\.85 at \[0\], beyond the bounds of its"
-    r" space, -4\.8 to 4\.8; the run goes on, and says so once \(env\.check_bounds=false: never\)"
+    r" space, -4\.8 to 4\.8; the run continues and reports this once \(env\.check_bounds=false: never\)"
 )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from rlplug import tree
-from rlplug.collection.episodes import Episodes
+from rlplug.collection.episodes import EpisodeStats
 
 
 def test_segments_of_one_row_count_what_a_long_one_does():
@@ -18,7 +18,7 @@ def test_segments_of_one_row_count_what_a_long_one_does():
     first[1:] = ~valid[:-1]
     reward = torch.rand(rows + 1, columns, generator=generator)
     stream = {"valid": valid, "is_first": first, "reward": reward, "terminated": ends[0], "truncated": ends[1]}
-    whole, single = Episodes(columns), Episodes(columns)
+    whole, single = EpisodeStats(columns), EpisodeStats(columns)
     steps = whole.add(stream)
     assert sum(single.add(tree.take(stream, slice(t, t + 2))) for t in range(rows)) == steps
     one, other = whole.drain(), single.drain()

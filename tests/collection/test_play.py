@@ -14,7 +14,7 @@ import torch
 from rlplug import tree
 from rlplug.api import Job
 from rlplug.checkpointing.serialize import encode
-from rlplug.collection.episodes import Episodes
+from rlplug.collection.episodes import EpisodeStats
 from rlplug.collection.stepping import make_shard
 from rlplug.config import compose, parse
 from rlplug.evaluation.evaluator import EVALUATION
@@ -34,7 +34,7 @@ KINDS = {
     "native": (*POLE, "env.vectorization=native"),
     "same step": (*WORLD, "env.vectorization=native"),
 }
-NO_TASKS = "^env: job 3 has a task, and this environment offers none; take another$"
+NO_TASKS = "^env: job 3 has a task, but this environment has none; use another$"
 
 
 def made(*words: str) -> Any:
@@ -154,9 +154,11 @@ def test_a_job_plays_with_weights_of_its_own():
         assert own["action"].any()
         assert not own["action"][own["valid"]].all()
         assert equal(trainer.algorithm.state_dict(), state)
-        with pytest.raises(ValueError, match=r"^job 4 plays with the weights 'up'; given were 'left', 'right'$"):
+        with pytest.raises(ValueError, match=r"^job 4 plays with the weights 'up'; available: 'left', 'right'$"):
             played(trainer, Job(4, {"": "up"}), weights=weights)
-        with pytest.raises(ValueError, match=r"^job 5 plays with 'net\.policy\.nothing', which PPO does not act with$"):
+        with pytest.raises(
+            ValueError, match=r"^job 5 plays with 'net\.policy\.nothing', which PPO.actor_keys\(\) does not name$"
+        ):
             played(trainer, Job(5, {"net.policy": "odd"}), weights={"odd": {"nothing": torch.zeros(1)}})
         trainer.algorithm.candidate_weights = lambda candidate: head(float(candidate["push"]))
         up, down = played(trainer, *(Job(6, candidate={"push": torch.tensor(push)}) for push in (1e3, -1e3)))
@@ -235,7 +237,7 @@ def test_an_evaluation_is_what_segments_of_its_columns_sum_up_to(words, episodes
             keys=(),
             normalize=trainer.policy.normalize,
         )
-        left, counted, found = np.bincount(np.arange(episodes) % columns), Episodes(columns), []
+        left, counted, found = np.bincount(np.arange(episodes) % columns), EpisodeStats(columns), []
         while left.any():
             counted.add(collector.collect(32, "greedy"))
             for total, length, column in counted.drain():

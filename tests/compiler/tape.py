@@ -1,4 +1,4 @@
-"""A recorder for the CPU: operations are kept with the memory that they read and wrote, and run again on it.
+"""A graph backend for the CPU: operations are kept with the memory that they read and wrote, and run again on it.
 
 It shares with a CUDA graph what matters: addresses and numbers of Python are those of the recording, nothing has run
 when it is made, and an operation for which the host has to wait cannot be recorded.
@@ -22,7 +22,7 @@ class Tape:
     def __init__(self):
         self.recorded = 0
 
-    def record(self, function, generators):
+    def capture(self, function, generators):
         drawn = [(generator, generator.get_state()) for generator in generators]
         operations, writes = Operations(), Writes()
         try:

@@ -40,7 +40,7 @@ RUNS = {
 
 def history(words, tape, monkeypatch, rounds=14):
     """Return what a run logs and holds, and the names of what it did not compile; ``tape`` records as on a device."""
-    monkeypatch.setattr(steps, "Compiler", partial(Compiler, recorder=tape))
+    monkeypatch.setattr(steps, "Compiler", partial(Compiler, graphs=tape))
     with closing(build(compose([*WORLD, *words, "compile=max" if tape else "compile=off"]), Path())) as trainer:
         said, seen = [], []
         with warnings.catch_warnings(record=True) as caught:
@@ -111,7 +111,7 @@ def batches(n, rows=2):
 
 def test_static_inputs_packed_outputs_and_draws():
     function, plain, tape = Function(), Function(), Tape()
-    found = called(function, Compiler(CPU, True, recorder=tape), batches(8))
+    found = called(function, Compiler(CPU, True, graphs=tape), batches(8))
     for batch, one in zip(batches(8), found, strict=True):
         expected = plain(batch)
         equal({key: expected[key] for key in ("x", "row", "sum")}, {key: one[key] for key in ("x", "row", "sum")})
@@ -124,7 +124,7 @@ def test_static_inputs_packed_outputs_and_draws():
 
 def test_every_number_of_rows_has_a_recording():
     function, tape = Function(), Tape()
-    compiler = Compiler(CPU, True, recorder=tape)
+    compiler = Compiler(CPU, True, graphs=tape)
     called(function, compiler, [batch for rows in (1, 2, 3) for batch in batches(6, rows)])
     called(function, compiler, [batch for rows in (3, 1, 2) for batch in batches(2, rows)])
     assert tape.recorded == 3
@@ -133,8 +133,8 @@ def test_every_number_of_rows_has_a_recording():
 def test_too_many_numbers_of_rows_run_eagerly(monkeypatch):
     monkeypatch.setattr(compilers, "MOST_RECORDINGS", 2)
     function, plain = Function(), Function()
-    compiler, every = Compiler(CPU, True, recorder=Tape()), [b for rows in (1, 2, 3) for b in batches(4, rows)]
-    with pytest.warns(UserWarning, match="more than 2 graphs: shapes are ever new"):
+    compiler, every = Compiler(CPU, True, graphs=Tape()), [b for rows in (1, 2, 3) for b in batches(4, rows)]
+    with pytest.warns(UserWarning, match="more than 2 graphs: its shapes keep changing"):
         found = [x if (x := called(function, compiler, [b])[0]) is not None else function(b) for b in every]
     for one, batch in zip(found, every, strict=True):
         assert torch.equal(one["row"], plain(batch)["row"])
@@ -147,7 +147,7 @@ def test_what_the_host_waits_for_is_not_recorded():
             return found if batch["x"].sum() >= 0 else {}
 
     function, tape = Waits(), Tape()
-    compiler = Compiler(CPU, True, recorder=tape)
+    compiler = Compiler(CPU, True, graphs=tape)
     with pytest.warns(UserWarning, match="it could not be compiled; it runs eagerly: the host waits for"):
         *_, found = called(function, compiler, batches(EAGER))
     assert found["row"].shape == (2, 3), "and the call counts"
@@ -162,7 +162,7 @@ def test_a_recording_that_fails_leaves_everything_as_it_was():
             return found if self.calls <= EAGER else {"sum": torch.tensor(self.weight.sum().item())}
 
     function, plain = Fails(), Function()
-    compiler = Compiler(CPU, True, recorder=Tape())
+    compiler = Compiler(CPU, True, graphs=Tape())
     called(function, compiler, batches(EAGER))
     with pytest.warns(UserWarning, match="cannot be recorded"):
         compiler._call((function,), "it", function, batches(1)[0])
@@ -187,7 +187,7 @@ def test_what_reads_a_number_that_changes_falls_back(what):
                 found["parts"] = []
             return found
 
-    function, compiler = Changes(), Compiler(CPU, True, recorder=Tape())
+    function, compiler = Changes(), Compiler(CPU, True, graphs=Tape())
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for batch in batches(EAGER + CALLS):

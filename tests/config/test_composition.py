@@ -137,9 +137,7 @@ def test_what_an_experiment_set_of_an_exploration_goes_with_it():
     assert compose(["experiment=ppo_rnd_minigrid"]).exploration["rnd"].cfg.eta == 0.05
     assert compose(["experiment=ppo_rnd_minigrid", "exploration=[]"]).exploration == {}
     assert list(compose(["experiment=ppo_rnd_minigrid", "exploration=[icm]"]).exploration) == ["icm"]
-    with pytest.raises(
-        ConfigError, match=r"^exploration.rnd: is not among what is chosen; add it: exploration=\[rnd\]"
-    ):
+    with pytest.raises(ConfigError, match=r"^exploration.rnd: is not selected; add it: exploration=\[rnd\]"):
         compose(["experiment=ppo_rnd_minigrid", "exploration=[]", "exploration.rnd.eta=1.0"])
 
 

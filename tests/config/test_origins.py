@@ -33,13 +33,13 @@ FILES = {
 }
 OF = "of rlplug-mine 1.2"
 SAID = {
-    ("algo=mine",): f"algo.lr: -1 is out of range: should be greater than 0; it stands in conf/algo/mine.yaml {OF}",
+    ("algo=mine",): f"algo.lr: -1 is out of range: should be greater than 0; it is set in conf/algo/mine.yaml {OF}",
     ("algo=mine", "algo.lr=-2"): "algo.lr: -2 is out of range: should be greater than 0",
     ("algo=less",): f"algo.lr: is missing in conf/algo/less.yaml {OF}",
     ("algo=more",): "algo.lrr: unknown key; did you mean algo.lr? There are: lr; "
-    f"it stands in conf/algo/more.yaml {OF}",
-    ("algo=both",): f"num_envs: 0 is out of range: should be greater than 0; it stands in conf/algo/both.yaml {OF}\n"
-    f"algo.lrr: unknown key; did you mean algo.lr? There are: lr; it stands in conf/algo/both.yaml {OF}",
+    f"it is set in conf/algo/more.yaml {OF}",
+    ("algo=both",): f"num_envs: 0 is out of range: should be greater than 0; it is set in conf/algo/both.yaml {OF}\n"
+    f"algo.lrr: unknown key; did you mean algo.lr? There are: lr; it is set in conf/algo/both.yaml {OF}",
     ("algo=headless",): f"algo: conf/algo/headless.yaml {OF} lacks its first line: # @package _global_",
     ("algo=plain", "algo.lr=1"): f"algo: conf/algo/plain.yaml {OF} lacks its first line: # @package _global_",
     ("exploration=[wild]",): f"exploration: conf/exploration/wild.yaml {OF} lacks its first line: "
@@ -75,11 +75,11 @@ def test_whose_mistake_it_is(words: tuple[str, ...]):
         (
             "algo=asks",
             "buffer: unknown option 'rolout'; did you mean rollout?",
-            f"conf/algo/asks.yaml {OF} asks for it",
+            f"conf/algo/asks.yaml {OF} selects it",
         ),
         ("buffer=rolout", "buffer: unknown option 'rolout'; did you mean rollout?", "rollout, sequence"),
-        ("algo=bare", "algo: rlplug-mine 1.2 has no conf/algo/bare.yaml, by which its algo 'bare' would be chosen", ""),
-        ("algo=garbled", f"conf/algo/garbled.yaml {OF} is no YAML: expected <block end>", "line 7, column 2"),
+        ("algo=bare", "algo: rlplug-mine 1.2 has no conf/algo/bare.yaml to select its algo 'bare'", ""),
+        ("algo=garbled", f"conf/algo/garbled.yaml {OF} is not valid YAML: expected <block end>", "line 7, column 2"),
     ],
 )
 def test_a_file_that_cannot_be_composed(words: str, start: str, end: str):
@@ -102,7 +102,7 @@ def test_the_ways_out_are_ways_out():
         ("algo more", SAID["algo=more",]),
         ("algo headless", SAID["algo=headless",]),
         ("exploration wild", SAID["exploration=[wild]",]),
-        ("algo bare", f"{OF[3:]} has no YAML file that chooses its algo 'bare': it wants conf/algo/bare.yaml, "
+        ("algo bare", f"{OF[3:]} has no YAML file that selects its algo 'bare'; add conf/algo/bare.yaml, "
          "with `name: bare` and every option"),
     ],
 )  # fmt: skip

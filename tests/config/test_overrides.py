@@ -104,7 +104,7 @@ def test_what_is_added_elsewhere_is_refused_with_the_rest(line: str):
         parse(change(RAW, [line], ("eval", "env"), ""))
 
 
-KEPT = "cannot be changed: it alters what is learned; a run continues as it was started"
+KEPT = "cannot be changed: it changes what is learned; a resumed run keeps its settings"
 BAD = {
     # not to be changed
     "algo.gamma=0.9": f"algo.gamma: {KEPT}",
@@ -117,7 +117,7 @@ BAD = {
     "model@critic_model=mlp": f"critic_model: {KEPT}",
     "+env.kwargs.g=9": f"env.kwargs.g: {KEPT}",
     "env.kwargs={g:9}": f"env.kwargs: {KEPT}",
-    "hydra.run.dir=x": "hydra.run.dir: belongs to the start of a run and cannot be changed",
+    "hydra.run.dir=x": "hydra.run.dir: is fixed when a run starts and cannot be changed",
     # not there
     "totl_steps=3": "totl_steps: unknown key; did you mean total_steps? There are: algo, buffer, ",
     "+totl_steps=3": "totl_steps: unknown key; did you mean total_steps? There are: algo, buffer, ",
@@ -126,8 +126,7 @@ BAD = {
     "eval.episode=3": "eval.episode: unknown key; did you mean eval.episodes? There are: episodes, every",
     "eval={episode:3}": "eval.episode: unknown key; did you mean eval.episodes? There are: episodes, every",
     "log.every.x=3": "log.every.x: unknown key: log.every is a single value and has no keys",
-    "logger.wandb.mode=online": "logger.wandb: is not among what is chosen; "
-    "add it: logger=[progress,tensorboard,wandb]",
+    "logger.wandb.mode=online": "logger.wandb: is not selected; add it: logger=[progress,tensorboard,wandb]",
     "model@critic=mlp": "critic: unknown key; did you mean critic_model? There are: ",
     "hardware=cpuu": "hardware: unknown option 'cpuu'; did you mean cpu? There are: ",
     "hardware=3": "hardware: unknown option '3'; there are: ",
@@ -138,8 +137,8 @@ BAD = {
     # not to be read
     "+log.every=3": "log.every: exists already: write log.every=<value>, without +",
     "+logger=[wandb]": "logger: exists already: write logger=<value>, without +",
-    "~logger.csv": "logger.csv: cannot be taken out of a run",
-    "~total_steps=3": "total_steps: cannot be taken out of a run",
+    "~logger.csv": "logger.csv: cannot be removed from a run",
+    "~total_steps=3": "total_steps: cannot be removed from a run",
     "total_steps=1,2": "total_steps: 1,2 is several values: give one, or write a list [a,b]",
     "total_steps=range(3)": "total_steps: range(3) is several values: give one, or write a list [a,b]",
     "total_steps=interval(1,9)": "total_steps: interval(1,9) is several values: give one, or write a list [a,b]",
@@ -147,8 +146,8 @@ BAD = {
     "total_steps": "cannot read 'total_steps': should be key=value",
     "total_steps=[1": "total_steps: cannot read 'total_steps=[1': should be key=value",
     "=3": "cannot read '=3': should be key=value",
-    "-m total_steps=3": "no flag -m is known here; settings are written key=value",
-    "--cfg=job": "no flag --cfg=job is known here; settings are written key=value",
+    "-m total_steps=3": "unknown flag -m; settings are written key=value",
+    "--cfg=job": "unknown flag --cfg=job; settings are written key=value",
 }
 
 

@@ -35,65 +35,65 @@ BUILT = {  # found before anything is collected
     "BatchOnly": ".forward takes (self, batch); write def forward(self, batch: Batch, parts: Sequence[str]) -> Losses",
     "ConfigOnly": f".__init__ takes (self, cfg); {INIT}",
     "Swapped": f".__init__ takes (self, ctx, cfg); {INIT}",
-    "NoSuper": ".__init__ has to call super().__init__() first",
+    "NoSuper": ".__init__ must call super().__init__() first",
     "NeedsKey": ".needs calls Needs(key=...); did you mean keys? There are: data, gradients, "
     "keys, noise, off_policy, perturbable, recorded, rewards, window",
     "NeedsWindow": ".needs returned Needs with 'window' for data; give 'rollout', 'segments', 'windows' or 'episodes'",
     "NeedsText": ".needs returned Needs with 'obs' for keys; give a valid tuple",
     "BuildsModels": ".__init__ uses ctx.build('models'): there is no such slot; did you mean model? There are: "
     "critic_model, model",
-    "Yielding": ".optimizers returned a generator; return a dict of Optim, by the names of parts",
-    "Spent": ".optimizers gives an optimizer no parameters; self.parameters() is empty once it was read: call it "
-    "for each",
+    "Yielding": ".optimizers returned a generator; return a dict of Optim by part name",
+    "Spent": ".optimizers gives an optimizer no parameters; self.parameters() can be read only once: call it "
+    "for each optimizer",
     "Clipping": ".optimizers calls Optim(clip=...); did you mean grad_clip? There are: every, grad_clip, grad_clip_by, "
     "lr, optimizer",
     "FixedLr": ".optimizers returned Optim with 0.01 for lr; give Tensor",
     "WideValue": ".act returned value of shape [2, 1]; a row has one number: value.squeeze(-1)",
     "OutOfRange": ".act returned the action 2, which is not in Discrete(2)",
     "FloatAction": ".act returned actions of float32 for Discrete(2); return int64",
-    "DrawsThree": ".act uses a draw of 3 rows where 2 environments act; draw one for each, or what all share with "
-    "rows=False",
+    "DrawsThree": ".act uses a draw of 3 rows where 2 environments act; draw one per environment, or shared "
+    "numbers with rows=False",
     "ReadsPrevious": ".act reads 'prev_reward', which its rows lack; name it in needs, or let prepare compute it",
     "ReadsInput": ".forward takes (self, x); write def forward(self, x: Any, carry: Batch, is_first: Tensor | None) -> "
     "tuple[Tensor, Batch]",
     "ResetsItself": ".reset takes (self); write def reset(self, seeds: Sequence[int], tasks: Tree = None) -> Batch",
     "BareGroup": ".spec is EnvSpec of Group; write EnvSpec({'agent': Group(obs, action)})",
     "BareSpaces": ".spec has a box of shape [4] for 'agent'; write EnvSpec({'agent': Group(obs, action)})",
-    "Sizes": ".spec has an int for action of 'agent'; give a space of gymnasium.spaces",
+    "Sizes": ".spec has an int for action of 'agent'; use a space of gymnasium.spaces",
     "PerturbsAction": ".perturb takes (self, action); write def perturb(self, out: Batch, step: Batch, carry: Batch) "
     "-> tuple[Batch, Batch]",
     "Initless": f".__init__ is missing; {INIT}",
     "Endless": ".updates is missing; write def updates(self, env_steps: int) -> int",
-    "NoLoop": " is no Loop; write class NoLoop(Loop), of rlplug.api",
+    "NoLoop": " is not a subclass of Loop; write class NoLoop(Loop)",
     "Threads": ".plan calls Plan(thread=...); did you mean threads? There are: accelerator, actors, devices, "
     "float32_matmul_precision, launcher, max_restarts, microbatches, num_nodes, precision, ray, threads",
     "OnGPU": ".plan returned Plan with 'gpu' for accelerator; give 'cpu' or 'cuda'",
     "DictPlan": ".plan returned a dict; return Plan",
-    "Misspelled": ".rlplug_loged is no hook; did you mean rlplug_logged? There are: rlplug_checkpoint, "
+    "Misspelled": ".rlplug_loged is not a hook; did you mean rlplug_logged? There are: rlplug_checkpoint, "
     "rlplug_collected, rlplug_ended, rlplug_evaluated, rlplug_logged, rlplug_started, rlplug_updated",
     "MisspelledParameter": ".rlplug_logged takes (self, run, metric, step); write def rlplug_logged(self, run: Run, "
     "metrics: Mapping[str, float], step: int) -> None",
-    "Unmarked": ".rlplug_logged is never called; write @hookimpl above it, of rlplug",
+    "Unmarked": ".rlplug_logged is never called; add @hookimpl of rlplug",
     "ActsAlone": f".act returned a dict; {PAIR}",
     "ActsBare": f".act returned (a tensor of shape [2], a dict); {PAIR}",
     "ActsWide": ".act returned actions of shape [2, 1]; return [2]",
     "Actless": ".act is missing; write def act(self, step: Batch, carry: Batch, mode: Mode) -> tuple[Batch, Batch]",
-    "PlainNeeds": ".needs is no classmethod; write @classmethod above it",
+    "PlainNeeds": ".needs is not a classmethod; add @classmethod",
     "NeedsNothing": ".needs returned None; return Needs",
-    "Demanding": ".needs names weather, which neither the environment gives nor rlplug_x:Demanding.act",
-    "ListOfOptims": ".optimizers returned a list; return a dict of Optim, by the names of parts",
-    "BareOptims": ".optimizers returned 'policy' as SGD; write Optim(...) around it",
-    "BareConfig": ".Config is an ordinary class; write @settings above it, of rlplug.settings",
-    "Unscheduled": ".optimizers gives 'all' no lr, and algo.lr is a schedule; "
+    "Demanding": ".needs names weather, provided neither by the environment nor by rlplug_x:Demanding.act",
+    "ListOfOptims": ".optimizers returned a list; return a dict of Optim by part name",
+    "BareOptims": ".optimizers returned 'policy' as SGD; wrap it in Optim(...)",
+    "BareConfig": ".Config is an ordinary class; add @settings of rlplug.settings",
+    "Unscheduled": ".optimizers gives 'all' no lr, but algo.lr is a schedule; "
     "write Optim(..., lr=ctx.schedule(cfg.lr))",
-    "Listed": " never calls ctx.schedule(cfg.lr), and algo.lr is a schedule",
-    "NoAlgorithm": " is no Algorithm; write class NoAlgorithm(Algorithm), of rlplug.api",
+    "Listed": " never calls ctx.schedule(cfg.lr), but algo.lr is a schedule",
+    "NoAlgorithm": " is not a subclass of Algorithm; write class NoAlgorithm(Algorithm)",
     "Stateless": ".forward returned a tensor of shape [2, 8]; return (features, a dict with the carry)",
-    "NoModel": " is no Model; write class NoModel(Model), of rlplug.api",
+    "NoModel": " is not a subclass of Model; write class NoModel(Model)",
     "Sizeless": ".out_dim is missing; set it in __init__ to the size of the features",
     "Narrow": ".forward returned features of shape [2, 8] for 2 rows; with out_dim=16 they have [2, 16]",
-    "Forgotten": ".initial_carry returned nothing; the class says recurrent = True",
-    "DoubleObs": ".reset returned obs of float64; its space says float32",
+    "Forgotten": ".initial_carry returned nothing; the class declares recurrent =  True",
+    "DoubleObs": ".reset returned obs of float64; its space declares float32",
     "HiddenMask": ".reset returned action_mask; name its space in the extras of the spec's EnvSpec",
     "ResetsAsGymnasium": ".reset returned a tuple of 2; return a dict of obs",
     "NoAutoreset": ".autoreset is missing; declare autoreset: AutoresetMode",
@@ -101,26 +101,26 @@ BUILT = {  # found before anything is collected
     "Specless": ".spec is missing; declare spec: EnvSpec",
     "PerturbsAlone": f".perturb returned a dict; {PAIR}",
     "PerturbsBare": f".perturb returned (a tensor of shape [2], a dict); {PAIR}",
-    "Greedy": ".reads names weather, which neither the environment gives nor rlplug.plugins.algo.ppo:PPO.act",
+    "Greedy": ".reads names weather, provided neither by the environment nor by rlplug.plugins.algo.ppo:PPO.act",
     "Deciding": ".reads returned Needs; return a tuple of keys of a row",
     "Unsized": ".nbytes is missing; write def nbytes(self, row: Batch) -> int",
 }
 RUNNING = {  # found by the first step, or the first update
     "NeedsNoObs": ".forward reads 'obs', which its rows lack; name it in needs, or let prepare compute it",
     "Detached": ".forward returned the term 'policy' without a gradient; compute it without detach() and no_grad()",
-    "NumberMetric": ".forward returned the metric 'mean' as a float; metrics are tensors, of every row or 0-d",
+    "NumberMetric": ".forward returned the metric 'mean' as a float; metrics are tensors, per row or 0-d",
     "Broadcasting": ".forward compares shapes that broadcast: [9, 2] and [9, 2, 1]",
     "DropsValid": ".prepare returned no valid for the rows [9, 2] of obs; return batch | {...}",
     "WideAdvantage": ".prepare returned advantage of shape [9, 2, 1]; a row has one number: advantage.squeeze(-1)",
     "TensorLoss": ".forward returned a tensor of shape []; return Losses, with a dict of terms",
-    "ListedLoss": ".forward returned the term 'policy' as a float; terms are tensors, of every row or 0-d",
+    "ListedLoss": ".forward returned the term 'policy' as a float; terms are tensors, per row or 0-d",
     "WideLoss": ".forward returned a term of shape [9, 2, 1] for rows [9, 2]",
     "Unprepared": ".prepare returned None; return a dict",
     "SilentUpdate": ".update returned None; return Losses",
     "NoTruncated": ".step returned no truncated; return it for every environment, [2]",
     "StepsAsGymnasium": ".step returned a tuple of 5; return a dict of obs, reward, terminated, truncated",
     "WideReward": ".step returned reward of shape [2, 1]; return [2]",
-    "DoubleLater": ".step returned obs of float64; its space says float32",
+    "DoubleLater": ".step returned obs of float64; its space declares float32",
     "ShortReward": ".intrinsic_reward returned rewards of shape [8, 2]; "
     "return a reward for every row of the sample, [9, 2]",
     "TellsNothing": ".update returned None; return Losses",
@@ -234,9 +234,7 @@ def test_a_signature_is_looked_at(kind, member, way):
     with pytest.raises(ConfigError) as error:
         look_at(kind, cls)
     taken = f"takes ({', '.join(filter(None, ('self', names)))}); write {written(base)}"
-    said = {"a method": "is no property; write @property above it", "no class method": "is no classmethod"}.get(
-        way, taken
-    )
+    said = {"a method": "is not a property; add @property", "no class method": "is not a classmethod"}.get(way, taken)
     assert f":Wrong.{member} {said}" in str(error.value)
 
 
@@ -304,7 +302,7 @@ def test_a_module_without_its_base_is_one_line(kind, body):
     scope: dict[str, Any] = {"torch": torch}
     exec(f"def __init__(self, cfg, ctx): {body}", scope)
     cls = type("Wrong", (SOUND_CLASSES[kind],), {"__init__": scope["__init__"]})
-    with pytest.raises(ConfigError, match=r":Wrong\.__init__ has to call super\(\)\.__init__\(\) first$"):
+    with pytest.raises(ConfigError, match=r":Wrong\.__init__ must call super\(\)\.__init__\(\) first$"):
         make(cls, None, None)
 
 
@@ -331,7 +329,7 @@ def test_what_fails_otherwise_keeps_its_error():
 
         return type("Wrong", (Sound,), {"__init__": init})
 
-    with pytest.raises(ConfigError, match=r":.*Helper\.__init__ has to call"):
+    with pytest.raises(ConfigError, match=r":.*Helper\.__init__ must call"):
         make(made(lambda self: Helper()), None, None)
     for body, error in (
         (lambda self: {}["obs"], KeyError),
@@ -488,8 +486,8 @@ def test_dicts_and_groups_of_observations_are_compared():
     assert check_rows(env, "reset", good, 2) is good
     for wrong, text in (
         ({"a": good["obs"]["a"]}, r"obs with the keys 'a'; its space has 'a', 'b'"),
-        (tree.map(torch.Tensor.float, good["obs"]), r"obs\['a'\] of float32; its space says uint8"),
-        (good["obs"] | {"b": 3}, r"obs\['b'\] as an int; its space says \[2\]"),
+        (tree.map(torch.Tensor.float, good["obs"]), r"obs\['a'\] of float32; its space declares uint8"),
+        (good["obs"] | {"b": 3}, r"obs\['b'\] as an int; its space declares \[2\]"),
         (3, r"obs with an int; its space has 'a', 'b'"),
     ):
         with pytest.raises(ConfigError, match=text):

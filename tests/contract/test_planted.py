@@ -46,7 +46,7 @@ def test_the_kit_finds(package, bug):
         assert bug.says in said
 
 
-@pytest.mark.parametrize("error", [NameError("SAMPLES"), TimeoutError("not done after 300 s")])
+@pytest.mark.parametrize("error", [NameError("SAMPLES"), TimeoutError("not finish within 300 s")])
 def test_a_crash_or_a_time_limit_does_not_count_as_found(error, monkeypatch):
     def crash():
         raise error

@@ -114,7 +114,7 @@ FORGED = {
     "a shape of texts": (forged_array(shape=("a",)), "a state that no array has"),
     "a list of objects": (forged_array(data=[ARRAY]), "a state that no array has"),
     "references": (references(), "holds references"),
-    "keys": ({1: ARRAY}, "keys that are no text"),
+    "keys": ({1: ARRAY}, "keys that are not text"),
     "a text": ("executed", "holds str"),
     "a class": (np.ndarray, "holds _Name"),
     "an array, called": (Forged(np.ndarray, (2, 3)), "numpy.ndarray, called"),
@@ -173,7 +173,7 @@ def test_what_is_no_file_is_not_opened(suffix, device, tmp_path):
         os.mkfifo(path)
     else:
         path.symlink_to(path if device == "itself" else device)
-    assert refusal(path) == f"{path} is no regular file"
+    assert refusal(path) == f"{path} is not a regular file"
 
 
 def test_a_fifo_that_says_spaces(tmp_path):
@@ -181,7 +181,7 @@ def test_a_fifo_that_says_spaces(tmp_path):
     path = write_json(tmp_path / "a-000000.json", [plain(3, 0)], SPEC)
     (beside := path.with_name(f"{path.name}.spaces")).unlink()
     os.mkfifo(beside)
-    assert f"{beside} cannot be read: it is no regular file" in refusal(path)
+    assert f"{beside} cannot be read: it is not a regular file" in refusal(path)
 
 
 def links(group: h5py.Group, folder: Path) -> dict[str, Any]:
@@ -198,12 +198,12 @@ def links(group: h5py.Group, folder: Path) -> dict[str, Any]:
 
 
 LINKS = {
-    "external link": "has a link to elsewhere at 'rewards'",
-    "soft link": "has a link to elsewhere at 'rewards'",
-    "a circle": "has groups in groups|holds no numbers",
+    "external link": "has an external link at 'rewards'",
+    "soft link": "has an external link at 'rewards'",
+    "a circle": "has groups in groups|has no numbers",
     "external storage": "keeps 'rewards' in another file",
-    "a bomb": "4,194,304.0 MiB are said to be in",
-    "texts": "holds no numbers in 'rewards'",
+    "a bomb": "it declares 4,194,304.0 MiB in",
+    "texts": "has no numbers in 'rewards'",
 }
 
 
@@ -235,7 +235,7 @@ def test_data_sets_in_place_of_groups(name, tmp_path):
     if name == "infos":  # from which nothing is needed
         assert len(Recording([str(path)], Reading(SPEC)).lengths)
     else:
-        assert re.search("a data set where a group is expected|MiB are said to be in", refusal(path))
+        assert re.search("a dataset where a group is expected|it declares", refusal(path))
 
 
 @pytest.mark.parametrize("name", ["observations", "rewards"])
@@ -252,7 +252,7 @@ def test_zip_files_that_unpack_to_more_than_they_can_hold(tmp_path, monkeypatch)
     path = npz(tmp_path, Random(0))
     with zipfile.ZipFile(path, "a", zipfile.ZIP_DEFLATED) as file:
         file.writestr("logp.npy", bytes(2**22))
-    assert re.search(r"4\.0 MiB are said to be in 0\.0 MiB", refusal(path))
+    assert re.search(r"4\.0 MiB in a file of 0\.0 MiB", refusal(path))
 
 
 @pytest.mark.parametrize("damaged", ["refuse", "skip"])
@@ -261,7 +261,7 @@ def test_lines_without_an_end(damaged, tmp_path, monkeypatch):
     whole = path.read_bytes()
     with path.open("r+b") as file:
         file.truncate(2**40)
-    assert refusal(path, damaged=damaged) == f"{path} cannot be read: line 2 is no text"
+    assert refusal(path, damaged=damaged) == f"{path} cannot be read: line 2 is not text"
     monkeypatch.setattr("rlplug.data.json_lines.LINE", 2**12)
     path.write_bytes(whole + b"1" * 2**13)
     assert refusal(path, damaged=damaged) == f"{path} cannot be read: line 2 is longer than 0 MiB"
@@ -270,7 +270,7 @@ def test_lines_without_an_end(damaged, tmp_path, monkeypatch):
 def test_arrays_that_do_not_fit_into_memory(tmp_path, monkeypatch):
     path = npz(tmp_path, Random(0))
     monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=100))
-    assert "are held in memory, of which 0.0 GiB are free" in refusal(path)
+    assert "of memory, of which 0.0 GiB are free" in refusal(path)
 
 
 def test_letters_that_a_terminal_obeys_are_not_shown(tmp_path, capsys):

@@ -51,7 +51,7 @@ def test_a_round_trip_changes_nothing(form, tmp_path, monkeypatch):
     np.testing.assert_allclose(found.returns, [one["reward"].sum(dtype=np.float64) for one in EPISODES])
     for number, written in enumerate(EPISODES):
         same(found.episode(number, None, 2), written)
-    assert len(found.sources[0].chunks) > 1
+    assert len(found.files[0].chunks) > 1
     assert sorted(file.name for file in tmp_path.glob("*.partial")) == []
 
 
@@ -247,7 +247,7 @@ def test_a_damaged_row_group_is_named_or_left_out(tmp_path, monkeypatch):
     end, data = column.data_page_offset + column.total_compressed_size, bytearray(path.read_bytes())
     data[end - 40] ^= 1
     path.write_bytes(data)
-    with pytest.raises(ConfigError, match=r"a.parquet, row group 1 cannot be read: .*data.damaged=skip leaves it out"):
+    with pytest.raises(ConfigError, match=r"a.parquet, row group 1 cannot be read: .*data.damaged=skip skips it"):
         read(path)
     notes: list[str] = []
     found = read(path, damaged="skip", notes=notes)
@@ -310,7 +310,7 @@ def test_what_says_the_spaces_of_lines_is_damaged(tmp_path):
     path = write_json(tmp_path / "a-000000.json", EPISODES)
     beside = path.with_name(path.name + ".spaces")
     beside.write_bytes(beside.read_bytes()[:-9])
-    with pytest.raises(ConfigError, match=r"json.spaces cannot be read: .*; it says what the columns of a-000000.json"):
+    with pytest.raises(ConfigError, match=r"json.spaces cannot be read: .*; it describes the columns of a-000000.json"):
         read(path)
 
 
@@ -339,13 +339,13 @@ def test_an_episode_without_an_end(write, choice, tmp_path):
 
 
 WRONG = {
-    "a column": (lambda c: c.pop("rewards"), "has no column for 'reward' (reward, rewards); it has observations"),
+    "a column": (lambda c: c.pop("rewards"), "has no key for 'reward' (reward, rewards); it has observations"),
     "the ends": (lambda c: (c.pop("terminals"), c.pop("timeouts")), "does not say where episodes end"),
     "other observations": (lambda c: c.update(observations=np.zeros((5, 3))), "has observations of shape [3]"),
-    "other actions": (lambda c: c.update(actions=np.zeros(5)), "has actions of shape [], and those of env are Box"),
+    "other actions": (lambda c: c.update(actions=np.zeros(5)), "has actions of shape [], but env has Box"),
     "reward": (lambda c: c.update(rewards=np.full(5, np.nan)), "has a reward that is not a finite number"),
     "rows": (lambda c: c.update(rewards=np.zeros(4)), "has 5 rows of 'obs', and 4 of 'reward'"),
-    "everything": (lambda c: c.update({key: leaf[:0] for key, leaf in c.items()}), "holds no episode"),
+    "everything": (lambda c: c.update({key: leaf[:0] for key, leaf in c.items()}), "contains no episodes"),
 }
 
 
@@ -370,14 +370,14 @@ def test_choices_that_do_not_begin_at_zero(tmp_path):
 @pytest.mark.parametrize("write", [as_npz, as_hdf5, as_table])
 def test_other_spaces_are_found_when_a_file_is_opened(write, tmp_path):
     path = write(tmp_path / "a", transitions())
-    with pytest.raises(ConfigError, match=r"has actions of shape \[2\], and those of env are Discrete"):
+    with pytest.raises(ConfigError, match=r"has actions of shape \[2\], but env has Discrete"):
         read(path, spec=testing.spec(2, 2))
 
 
 def test_choices_out_of_range(tmp_path):
     columns = {"obs": np.zeros((2, 4), np.float32), "actions": np.array([0, 2]), "rewards": np.zeros(2)}
     path = as_npz(tmp_path / "a", columns | {"dones": np.arange(2) == 1})
-    with pytest.raises(ConfigError, match=r"has actions from 0 to 2, and those of env are Discrete\(2\)"):
+    with pytest.raises(ConfigError, match=r"has actions from 0 to 2, but env has Discrete\(2\)"):
         read(path, spec=CARTPOLE_SPEC).episode(0, None, 1)
 
 
@@ -390,7 +390,7 @@ def test_other_spaces(tmp_path):
 @pytest.mark.parametrize("path", ["nowhere", "nowhere/*.parquet", "."])
 def test_no_file(path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigError, match=r"data.path: .* (does not exist|holds no file of episodes)"):
+    with pytest.raises(ConfigError, match=r"data.path: .* (does not exist|contains no file of episodes)"):
         read(Path(path))
 
 
@@ -404,7 +404,7 @@ def test_of_several_agents(tmp_path):
 def test_actions_that_may_have_been_normalized(tmp_path):
     """They are scaled as if they were of env's own bounds, which a line says, unless the settings say what they are."""
     columns = transitions() | {"actions": np.full((5, 2), 0.5)}
-    path, said = as_npz(tmp_path / "a", columns), "has actions in [-1, 1], and is scaled as if they were of env's own"
+    path, said = as_npz(tmp_path / "a", columns), "has actions in [-1, 1], scaled as if they were within env's own"
     for settings, expected in (({}, True), ({"normalized_actions": True}, False)):
         notes: list[str] = []
         read(path, spec=ARM, notes=notes, **settings)

@@ -106,11 +106,11 @@ def test_a_recording_that_is_used_up_ends_no_run_without_a_word(monkeypatch):
     words = [*(word for word in DQN if word != "loop=offline"), "rollout_fragment_length=4"]
     words += ["num_steps_sampled_before_learning_starts=20"]
     monkeypatch.setattr("rlplug.plugins.loop.alternate.Alternate.one_pass", True)
-    with pytest.raises(ConfigError, match=r"^total_steps: 208 is more than the 206 steps .* take 206 or less$"):
+    with pytest.raises(ConfigError, match=r"^total_steps: 208 is more than the 206 steps .* use 206 or less$"):
         run(words, 208)
     trainer = run(words, 206)
     assert trainer.progress.env_steps == 206
-    with pytest.raises(RunError, match=r"^the recording is used up: .* read all of its 206 steps$"):
+    with pytest.raises(RunError, match=r"^the dataset is used up: .* read all of its 206 steps$"):
         trainer.collect()
 
 
@@ -145,7 +145,7 @@ def test_what_is_larger_than_memory_is_streamed(tmp_path, monkeypatch):
     words += [f"data.path={path}", "loop.stream=true", "replay_ratio=0.1", "buffer.capacity=50"]
     trainer = run([*words, "rollout_fragment_length=5"], 20)
     recording = trainer.collector.player.recording
-    assert len(recording.sources[0].chunks) >= 20
+    assert len(recording.files[0].chunks) >= 20
     assert trainer.progress.env_steps > 190
     assert len(recording._kept) == 2
 
@@ -264,7 +264,7 @@ def test_without_an_environment_nothing_is_evaluated(tmp_path, capsys):
     assert (summary["status"], summary["updates"], "eval/return_mean" in summary) == ("finished", 6, False)
     assert main(["resume", str(run)]) == 0
     assert "has finished: 6 updates, no evaluation" in capsys.readouterr().err
-    with pytest.raises(ConfigError, match=r"env: recorded cannot be played: it is for data.path=<files>"):
+    with pytest.raises(ConfigError, match=r"env: recorded has only a dataset: set data.path=<files>"):
         build(compose(["algo=ppo", "env=recorded", f"env.path={path}", "hardware=cpu", "logger=[]"]), Path())
 
 
@@ -273,70 +273,70 @@ def test_without_an_environment_nothing_is_evaluated(tmp_path, capsys):
 REFUSED = {
     "nothing to play": (
         (*DQN[:-1], "data.envs=1", "loop=alternate"),
-        "data.envs: 1 of num_envs=1 leave none to be played",
+        "data.envs: 1 of num_envs=1 leave no real environment",
     ),
     "to play offline": (
         (*DQN, "num_envs=2", "data.envs=1"),
-        "data.envs: loop=offline only reads recordings; take null",
+        "data.envs: loop=offline only reads datasets; use null",
     ),
-    "no data": (("algo=bc", *QUIET), "data.path: loop=offline learns from recorded episodes: name files"),
+    "no data": (("algo=bc", *QUIET), "data.path: loop=offline learns from recorded episodes: set data.path"),
     "on-policy": (
         ("algo=ppo", *QUIET, f"data.path={SMALL}"),
-        "data.path: ppo learns only from what it collects itself, and not from a recording",
+        "data.path: ppo learns only from data that it collects itself, not from a dataset",
     ),
     "other actions": (
         ("algo=td3_bc", *QUIET, f"data.path={SMALL}"),
-        "Discrete(2); of those that learn from recordings, algo=bc or discrete_cql or iql or marwil serves them",
+        "Discrete(2); use algo=bc or discrete_cql or iql or marwil, which learn from datasets",
     ),
     "other actions, which the advice knows": (
         ("algo=dqn", *QUIET, "env=pendulum", f"data.path={SMALL}"),
-        "of those that learn from recordings, algo=bc or cql or iql or marwil or td3_bc serves them",
+        "use algo=bc or cql or iql or marwil or td3_bc, which learn from datasets",
     ),
     "on-policy, offline": (
         ("algo=ppo", *QUIET, "loop=offline", f"data.path={SMALL}"),
-        "loop: offline learns from what others",
+        "loop: offline learns from other policies",
     ),
     "exploration": (
         (*DQN, "exploration=epsilon_greedy"),
-        "exploration.epsilon_greedy: changes what is played, and data.path",
+        "exploration.epsilon_greedy: changes actions, but data.path",
     ),
     "intrinsic rewards": (
         (*BC, "exploration=[icm]"),
-        "exploration.icm: rewards what the learner samples, and bc learns from no rewards; leave it out",
+        "exploration.icm: rewards rows that the learner samples, but bc uses no rewards; leave it out",
     ),
     "intrinsic rewards that nothing weighs": (
         ("algo=marwil", *BC[1:], "algo.beta=0", "exploration=[rnd]"),
-        "exploration.rnd: rewards what the learner samples, and marwil learns from no rewards; leave it out",
+        "exploration.rnd: rewards rows that the learner samples, but marwil uses no rewards; leave it out",
     ),
     "actors": (
         (*DQN, "hardware.actors.count=1"),
-        "hardware.actors.count: actors play, and data.path plays nothing; take 0",
+        "hardware.actors.count: actors collect, but data.path collects nothing; use 0",
     ),
     "recording it": (
         (*DQN, "record.path=here"),
-        "record.path: writes down what is played, and data.path plays nothing",
+        "record.path: records collected episodes, but data.path collects nothing",
     ),
     "rollouts ahead": (
         (*DQN, "loop=async"),
-        "loop.in_flight: is for who plays, and data.path plays nothing; take loop=offline",
+        "loop.in_flight: applies to collection, but data.path collects nothing; use loop=offline",
     ),
     "rollouts ahead of some that are recorded": (
         (*DQN, "loop=async", "num_envs=2", "data.envs=1"),
-        "loop.in_flight: is for who plays, and data.path is recorded; take loop=alternate",
+        "loop.in_flight: applies to collection, but data.path is recorded; use loop=alternate",
     ),
     "a small replay": (
         (*DQN, "buffer.capacity=100"),
-        "buffer.capacity: 100 rows do not hold the recording, which has 218",
+        "buffer.capacity: 100 rows do not hold the 218 rows of the dataset",
     ),
     "nothing there": ((*DQN, "data.path=nowhere.parquet"), "data.path: nowhere.parquet does not exist"),
-    "another environment": ((*DQN, "env=acrobot"), "has observations of shape [4], and those of env are"),
+    "another environment": ((*DQN, "env=acrobot"), "has observations of shape [4], but env has"),
     "no log-probabilities": (
         ("algo=appo", *QUIET, "loop=offline", "loop.stream=true", f"data.path={SMALL}"),
-        "has no column 'logp', which the algorithm learns from; it has action, is_first, obs",
+        "has no key 'logp', which the algorithm needs; it has action, is_first, obs",
     ),
     "segments in one pass": (
         ("algo=appo", *QUIET, "loop=offline", f"data.path={SMALL}"),
-        "loop.stream: false reads once and then learns, and segments are learned from in order, as they come; ",
+        "loop.stream: false reads the dataset before training, but segments are used in the order they arrive; ",
     ),
     "weights": ((*DQN, "data.weights=[1,2]"), "data.weights: 2 weights for 1 paths"),
     "no weight": ((*DQN, "data.weights=[0]"), "data.weights[0]: 0 is out of range"),
@@ -360,7 +360,7 @@ def test_other_files_than_before_are_refused(tmp_path, capsys):
     assert main([*words, f"data.path={path}", f"hydra.run.dir={folder}"]) == 0
     write_parquet(path, [plain(10, i) | {"obs": np.zeros((11, 4), np.float32)} for i in range(5)], SPEC)
     assert main(["resume", str(folder), "total_steps=9"]) == 2
-    assert "data.path: is other data than the run began with: a.parquet" in capsys.readouterr().err
+    assert "data.path: differs from the data that the run began with: a.parquet" in capsys.readouterr().err
 
 
 # ---- what is in it --------------------------------------------------------------------------------------------------

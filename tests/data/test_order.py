@@ -258,7 +258,7 @@ def test_two_absorbing_states(write, name, tmp_path):
     columns = {"observations": obs, "next_observations": obs, "actions": rng.integers(0, 2, n)}
     columns |= {"rewards": states.astype(np.float32), "terminals": np.zeros(n, bool)}
     path = write(tmp_path, columns)
-    with pytest.raises(ConfigError, match=r"has no end; data.unfinished=truncate ends it there"):
+    with pytest.raises(ConfigError, match=r"has no end; data.unfinished=truncate truncates it"):
         read(path)
     trainer = build(compose([*WORDS, f"data.path={path}"]), Path())
     trainer.reports.report = lambda trainer: None

@@ -10,10 +10,10 @@ import torch
 
 from rlplug import testing, tree
 from rlplug.api import Algorithm, Needs
-from rlplug.collection.episodes import Episodes
+from rlplug.collection.episodes import EpisodeStats
 from rlplug.context import EnvShard
 from rlplug.data import parquet
-from rlplug.data.collector import Column, RecordingCollector
+from rlplug.data.collector import Cursor, RecordingCollector
 from rlplug.data.recording import Recording
 from rlplug.data.source import Reading
 from rlplug.types import ConfigError
@@ -72,14 +72,14 @@ def test_every_pass_has_each_episode_once_and_in_its_own_order(folder):
 def test_a_chunk_is_read_once_in_a_pass(folder, monkeypatch):
     """So that what is larger than memory is streamed: at most so many chunks as are kept are in memory."""
     recording, read = Recording([str(folder)], Reading(), seed=0), []
-    for source in recording.sources:
+    for source in recording.files:
         monkeypatch.setattr(
             source, "read", lambda chunk, keys, s=source: read.append((s, chunk)) or type(s).read(s, chunk)
         )
     for number in recording.order(0):
         recording.episode(int(number), None, 1)
         assert len(recording._kept) == 1
-    assert len(read) == len({*read}) == sum(len(source.chunks) for source in recording.sources) == 4
+    assert len(read) == len({*read}) == sum(len(source.chunks) for source in recording.files) == 4
 
 
 def test_weights_are_shares_of_steps(tmp_path):
@@ -110,7 +110,7 @@ def test_a_column_waits_for_a_pass_that_has_an_episode_for_it(tmp_path):
     counts = [len(recording.order(number)) for number in range(40)]
     most = max(counts)
     assert min(counts) < most
-    column = Column(recording, most - 1, most, once=False)
+    column = Cursor(recording, most - 1, most, once=False)
     column.at = (counts.index(most), most - 1, 0)
     taken = column.take(200, ["obs", "reward", "valid", "is_first"], ())
     assert len(taken["valid"]) == 200
@@ -134,7 +134,7 @@ def test_segments_are_the_stream(folder, steps):
 
 
 def test_returns_are_those_of_the_episodes(folder):
-    of, counted = collector(folder, num_envs=2), Episodes(2)
+    of, counted = collector(folder, num_envs=2), EpisodeStats(2)
     steps = sum(counted.add(segment(of, 4)) for _ in range(8))
     assert steps == of.spec.steps == sum(LENGTHS)
     assert sorted(counted.drain()) == sorted((sum(range(1, n + 1)), n, i % 2) for i, n in enumerate(LENGTHS))
@@ -162,7 +162,7 @@ def test_it_goes_on_where_its_state_was_taken(folder, after):
 def test_other_data_than_before_is_refused(folder):
     state = collector(folder).state()
     write_parquet(folder / "c.parquet", [plain(2, 9)], SPEC)
-    with pytest.raises(ConfigError, match=r"data.path: is other data than the run began with"):
+    with pytest.raises(ConfigError, match=r"data.path: differs from the data that the run began with"):
         collector(folder).load(state)
 
 
@@ -180,11 +180,9 @@ def test_what_an_actor_would_have_remembered(folder):
 def test_a_missing_column(folder):
     with pytest.raises(ConfigError) as refused:
         collector(folder, keys=("obs", "action", "logp"))
-    assert "a.parquet has no column 'logp', which the algorithm learns from; it has action, is_first" in str(
-        refused.value
-    )
+    assert "a.parquet has no key 'logp', which the algorithm needs; it has action, is_first" in str(refused.value)
 
 
 def test_more_columns_than_episodes(folder):
-    with pytest.raises(ConfigError, match=r"num_envs: 7 columns, but the recording has 6 episodes"):
+    with pytest.raises(ConfigError, match=r"num_envs: 7 environments, but the dataset has 6 episodes"):
         collector(folder, num_envs=7)

@@ -21,7 +21,7 @@ from rlplug.distributed.preemption import FINISHED, Preemptor
 from rlplug.run.build import build
 from rlplug.run.callbacks import capture, restore
 from rlplug.testing.checks.ranks import ask, distances, one_update
-from rlplug.testing.checks.resume import whole
+from rlplug.testing.checks.resume import full_state
 from rlplug.testing.checks.runs import Case, differences, flat, play
 from rlplug.testing.rank_pool import ranks
 from rlplug.trainer.trainer import Trainer
@@ -167,7 +167,7 @@ def test_a_run_that_is_preempted_resumes_where_it_was(tmp_path):
     rounds(resumed, 2)
     rounds(undisturbed, 4)
     assert undisturbed.progress.env_steps <= 4 * 4 * 4  # a quarter of 16 rows, of 4 environments
-    assert differences(whole(undisturbed), whole(resumed)) == []
+    assert differences(full_state(undisturbed), full_state(resumed)) == []
     for trainer in (first, resumed, undisturbed):
         trainer.close()
 
@@ -211,11 +211,11 @@ def test_ranks_that_share_one_collection_preempt_nobody():
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["algo=dqn", "loop=preemptive"], "needs an algorithm that learns from whole rollouts; take null"),
-        (["algo=ppo", "loop=preemptive", "loop.in_flight=2"], "needs loop.in_flight=1; take null"),
+        (["algo=dqn", "loop=preemptive"], "needs an algorithm that learns from whole rollouts; use null"),
+        (["algo=ppo", "loop=preemptive", "loop.in_flight=2"], "needs loop.in_flight=1; use null"),
         (
             ["algo=ddppo", "hardware=2cpu", "hardware.actors.count=2"],
-            "ends rollouts that ranks play, and here actors play them; take hardware.actors.count=0 or null",
+            "ends rollouts of ranks, but actors collect here; use hardware.actors.count=0 or null",
         ),
     ],
 )

@@ -46,11 +46,11 @@ def leave(env):
 
 
 FAULTS = {
-    "shape": (obs(np.zeros(3, np.float32)), r"observation\[0\] has shape \[3\]; its space says \[2\]"),
-    "scalar": (obs(0.0), r"observation\[0\] has shape \[\]; its space says \[2\]"),
-    "ragged": (obs([[1.0], [1.0, 2.0]]), r"observation\[0\] is no array"),
-    "type": (obs(np.array(["a", "b"])), r"observation\[0\] is of type <U1; its space says float32"),
-    "float index": (obs(ZERO, 5.5), r"observation\[1\] is of type float64; its space says int64"),
+    "shape": (obs(np.zeros(3, np.float32)), r"observation\[0\] has shape \[3\]; its space declares \[2\]"),
+    "scalar": (obs(0.0), r"observation\[0\] has shape \[\]; its space declares \[2\]"),
+    "ragged": (obs([[1.0], [1.0, 2.0]]), r"observation\[0\] is not an array"),
+    "type": (obs(np.array(["a", "b"])), r"observation\[0\] is of type <U1; its space declares float32"),
+    "float index": (obs(ZERO, 5.5), r"observation\[1\] is of type float64; its space declares int64"),
     "index too large": (obs(ZERO, 8), r"observation\[1\] is 8; its space is Discrete\(3, start=5\)"),
     "index too small": (obs(ZERO, 4), r"observation\[1\] is 4; its space is Discrete\(3, start=5\)"),
     "parts": (lambda env: ((ZERO,), {}), "observation is 1 parts; its space is a Tuple of 2"),
@@ -173,7 +173,7 @@ def test_numbers_that_fit_are_converted_and_others_are_not_wrapped():
     read = reader(Box(0, 255, (2,), np.uint8))
     assert read(np.array([0, 255])).dtype == np.uint8
     for low, high in ((0, 256), (-1, 3)):
-        with pytest.raises(MisfitError, match=f"holds {low} to {high}; its space says uint8"):
+        with pytest.raises(MisfitError, match=f"holds {low} to {high}; its space declares uint8"):
             read(np.array([low, high]))
     assert reader(Box(-1, 1, (2,)))([1, 0]).dtype == np.float32
 

@@ -157,5 +157,5 @@ def test_an_episode_too_long_to_be_replayed_has_no_state(monkeypatch, recwarn):
         there.append(env.state() is not None)
         assert all(len(log) <= 10 for log in env._actions)
     (once,) = recwarn
-    assert str(once.message).startswith("an episode of 10 steps or more is not replayed: a run that is continued")
+    assert str(once.message).startswith("an episode of 10 steps or more is not replayed: a run resumed")
     assert there == [True] * 9 + [False] * 4 + [True] * 3

@@ -81,12 +81,16 @@ def test_nobody_asks_for_them_by_default():
     [
         (Windy, ["gusts"], r"the environment's info lacks 'gusts' at the first reset: it has wind, steps, odd"),
         (partial(Windy, lacks=0), ["wind"], r"the environment's info lacks 'wind' at the first reset: it is empty"),
-        (partial(Windy, says={0: {"a": "calm"}}), ["a"], r"info\['a'\] is of type str, and no number or array"),
-        (partial(Windy, says={0: {"a": {"b": 1}}}), ["a"], r"info\['a'\] is of type dict, and no number or array"),
-        (partial(Windy, says={0: {"a": [[1], [1, 2]]}}), ["a"], r"info\['a'\] is of type list, and no number or array"),
-        (partial(Windy, says={0: {"a": None}}), ["a"], r"info\['a'\] is of type NoneType, and no number or array"),
-        (partial(Windy, says={0: {"reward": 1}}), ["reward"], r"a batch has its own 'reward'"),
-        (partial(Windy, says={0: {"final_obs": 1}}), ["final_obs"], r"a batch has its own 'final_obs'"),
+        (partial(Windy, says={0: {"a": "calm"}}), ["a"], r"info\['a'\] is of type str; expected a number or array"),
+        (partial(Windy, says={0: {"a": {"b": 1}}}), ["a"], r"info\['a'\] is of type dict; expected a number or array"),
+        (
+            partial(Windy, says={0: {"a": [[1], [1, 2]]}}),
+            ["a"],
+            r"info\['a'\] is of type list; expected a number or array",
+        ),
+        (partial(Windy, says={0: {"a": None}}), ["a"], r"info\['a'\] is of type NoneType; expected a number or array"),
+        (partial(Windy, says={0: {"reward": 1}}), ["reward"], r"a batch already has the key 'reward'"),
+        (partial(Windy, says={0: {"final_obs": 1}}), ["final_obs"], r"a batch already has the key 'final_obs'"),
     ],
 )
 def test_what_cannot_be_kept_is_refused_before_anything_starts(how, make, keys, said):
@@ -100,8 +104,8 @@ def test_what_cannot_be_kept_is_refused_before_anything_starts(how, make, keys, 
     [
         ({"lacks": 2}, r"info lacks 'wind', which env\.info_keys names and the first reset had"),
         ({"lacks": 4}, r"info lacks 'wind', which env\.info_keys names and the first reset had"),  # the final row
-        ({"says": {2: {"wind": [1.0]}}}, r"info\['wind'\] has shape \[1\]; its space says \[1, 3\]"),
-        ({"says": {2: {"steps": 0.5}}}, r"info\['steps'\] is of type float64; its space says int64"),
+        ({"says": {2: {"wind": [1.0]}}}, r"info\['wind'\] has shape \[1\]; its space declares \[1, 3\]"),
+        ({"says": {2: {"steps": 0.5}}}, r"info\['steps'\] is of type float64; its space declares int64"),
     ],
 )
 def test_what_changes_later_stops_the_run(how, options, said):
@@ -129,7 +133,7 @@ def test_the_plugin_has_the_option_beside_others():
     ("options", "said"),
     [
         ({"vectorization": "native"}, "env.vectorization: env.info_keys reads info of single environments; use auto"),
-        ({"backend": "envpool"}, "env.info_keys: reads info of single environments, and env.backend=envpool has none"),
+        ({"backend": "envpool"}, "env.info_keys: reads info of single environments, but env.backend=envpool has none"),
         ({}, "env.info_keys: the environment's info lacks 'wind' at the first reset: it is empty"),
     ],
 )

@@ -73,9 +73,9 @@ def register():
         ("absent_package:Some-v0", "the module 'absent_package' cannot be imported"),
         ("HalfCheetah-v2", "gymnasium-robotics"),
         ("PognNoFrameskip-v4", "there is no Atari game 'Pogn'; did you mean Pong?"),
-        ("BreakoutDeterministic-v4", "as Gym called an Atari game; take env=atari env.id=ALE/Breakout-v5$"),
-        ("BreakoutDeterministic-v0", r"take env=atari env.id=ALE/Breakout-v5 env.sticky_actions=0.25$"),
-        ("Breakout-ram-v4", r"take env=gymnasium env.id=ALE/Breakout-v5 \+env.kwargs.obs_type=ram"),
+        ("BreakoutDeterministic-v4", "Gym's name of an Atari game; use env=atari env.id=ALE/Breakout-v5$"),
+        ("BreakoutDeterministic-v0", r"use env=atari env.id=ALE/Breakout-v5 env.sticky_actions=0.25$"),
+        ("Breakout-ram-v4", r"use env=gymnasium env.id=ALE/Breakout-v5 \+env.kwargs.obs_type=ram"),
         ("Foo-v4", "there is no environment 'Foo-v4'"),  # may be a game, and is none
         pytest.param(
             "LunarLander-v3",
@@ -97,7 +97,7 @@ def test_an_id_that_cannot_be_made_is_explained(env_id, says):
 
 def test_a_module_that_is_missing_is_named(register):
     register(id="Missing-v0", entry_point="absent_package.env:Env")
-    with pytest.raises(ConfigError, match="needs what is not installed: No module named 'absent_package'"):
+    with pytest.raises(ConfigError, match="needs a package that is not installed: No module named 'absent_package'"):
         make("Missing-v0")
 
 
@@ -124,15 +124,19 @@ def test_a_module_in_the_id_is_imported(tmp_path, monkeypatch, register):
     ("options", "key", "says"),
     [
         ({"kwargs": {"gravity": 3.0}}, "env.kwargs", "takes no 'gravity'; it takes render_mode, g"),
-        ({"vectorization": "native"}, "env.vectorization", "no vector of its own"),
-        ({"vectorization": "native", "flatten": True}, "env.vectorization", "no vector of its own"),
-        ({"atari": True}, "env.atari", "Pendulum-v1 is no Atari environment"),
-        ({"fire": True}, "env.fire", "Pendulum-v1 has no action FIRE: it is no Atari game; use false"),
+        ({"vectorization": "native"}, "env.vectorization", "no vector environment"),
+        ({"vectorization": "native", "flatten": True}, "env.vectorization", "no vector environment"),
+        ({"atari": True}, "env.atari", "Pendulum-v1 is not an Atari environment"),
+        ({"fire": True}, "env.fire", "Pendulum-v1 has no action FIRE: it is not an Atari game; use false"),
         ({"frame_stack": 2}, "env.frame_stack", "only images are stacked, and the observation is a vector"),
         ({"drop": ["x"]}, "env.drop", "the observation has no 'x'; it has no keys"),
         ({"select": [3]}, "env.select", r"is \[3\]; give indices below 3"),
         ({"select": []}, "env.select", r"is \[\]; give indices below 3"),
-        ({"backend": "envpool", "vectorization": "list"}, "env.vectorization", "envpool is a vector of its own"),
+        (
+            {"backend": "envpool", "vectorization": "list"},
+            "env.vectorization",
+            "envpool is a native vector environment",
+        ),
         ({"backend": "envpool", "flatten": True}, "env.flatten", "wraps single environments"),
     ],
 )
@@ -164,7 +168,7 @@ def test_a_window_is_of_single_environments():
         ({"vectorization": "native"}, "env.vectorization"),
         ({"backend": "envpool"}, "env.kwargs.render_mode"),
     ):
-        with pytest.raises(ConfigError, match=r"render_mode.* a vector shows nothing") as error:
+        with pytest.raises(ConfigError, match=r"render_mode.* a vector does not render") as error:
             make("CartPole-v1", 1, kwargs={"render_mode": "human"}, **options)
         assert error.value.key == key
 

@@ -142,7 +142,7 @@ def test_masks_that_the_first_reset_had_not_stop_the_run(cls, make):
         env.reset([0])
         env.step(np.zeros(1, np.int64))
 
-    said = "info has 'action_mask', which the first reset had not; give it at every reset, or env.mask_key=null"
+    said = "info has 'action_mask', which the first reset lacked; return it every time, or set env.mask_key=null"
     with pytest.raises(RunError, match=rf"^environment 0 .*: {said}$"):
         play(mask_key="action_mask")
     play(mask_key=None)

@@ -61,7 +61,7 @@ def test_what_is_always_the_same_is_left_out(id, changes, keys):
 @pytest.mark.parametrize(
     ("id", "changes", "message"),
     [
-        (FETCH, {"backend": "envpool"}, r"env\.backend: is envpool, which does not give missions; use gymnasium"),
+        (FETCH, {"backend": "envpool"}, r"env\.backend: is envpool, which does not provide missions; use gymnasium"),
         ("CartPole-v1", {"mission": True}, r"env\.mission: is true, but the observation has no mission: it is Box"),
         (
             "MiniGrid-Playground-v0",
@@ -78,7 +78,7 @@ def test_a_mission_that_cannot_be_shown_is_refused(id, changes, message):
 def test_a_word_that_the_mission_space_does_not_know_ends_the_run():
     env = build("BabyAI-GoToLocal-v0", 1)
     env.envs[0].unwrapped.reset = lambda **_: ({"direction": 0, "image": None, "mission": "go to the zebra"}, {})
-    with pytest.raises(RunError, match=r"environment 0 .* has the word 'zebra', which its space does not know"):
+    with pytest.raises(RunError, match=r"environment 0 .* has the word 'zebra', which its space does not contain"):
         env.reset([0])
     env.close()
 
@@ -86,7 +86,7 @@ def test_a_word_that_the_mission_space_does_not_know_ends_the_run():
 def test_gymnasium_names_the_preset_that_serves_missions(capsys):
     assert main(["env=gymnasium", f"env.id={FETCH}"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line == "rlplug: env.id: its observation holds a mission in words: env=minigrid serves it, as numbers"
+    assert line == "rlplug: env.id: its observation contains a mission as text; use env=minigrid, which encodes it"
 
 
 @pytest.mark.parametrize("model", ["mlp", "multi_input"])

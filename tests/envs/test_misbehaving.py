@@ -129,12 +129,12 @@ class Clumsy(Rude):
 
 STEPS = "write Gymnasium's (observation, reward, terminated, truncated, info) = step(action)"
 RESETS = "write Gymnasium's (observation, info) = reset(seed=None, options=None)"
-OLD = ", and what there is looks like Gym before 0.26"
+OLD = ", and the environment looks like Gym before 0.26"
 BROKEN = {
     "four values": (lambda: Step(step=(OBS, 0.0, False, {})), f"step() returns 4 values; {STEPS}{OLD}"),
     "three values": (lambda: Step(step=(OBS, 0.0, False)), f"step() returns 3 values; {STEPS}"),
     "six values": (lambda: Step(step=(OBS, 0.0, False, False, {}, 1)), f"step() returns too many values; {STEPS}"),
-    "nothing": (lambda: Step(step=None), f"step() returns something else; {STEPS}"),
+    "nothing": (lambda: Step(step=None), f"step() returns a different type; {STEPS}"),
     "no seed": (Seedless, f"reset() takes no 'seed'; {RESETS}{OLD}"),
     "the observation alone": (lambda: Rude(reset=OBS), f"reset() returns one value of type ndarray; {RESETS}"),
 }
@@ -211,7 +211,7 @@ def test_an_environment_that_exits_when_it_is_made(vectorization, capsys, tmp_pa
 
 
 def test_atari_options_belong_to_atari():
-    with pytest.raises(ConfigError, match=r"^env.atari: CartPole-v1 is no Atari environment; use false$"):
+    with pytest.raises(ConfigError, match=r"^env.atari: CartPole-v1 is not an Atari environment; use false$"):
         make("native", id="CartPole-v1", atari=True)
 
 
@@ -229,7 +229,7 @@ sys.exit(main([*words, "hydra.run.dir=run"]))
     done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, env=os.environ, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert [line for line in done.stderr.splitlines() if "close()" in line] == [
-        "rlplug: an environment raised in close(), and is left as it is: ValueError: no"
+        "rlplug: an environment raised in close(), which is ignored: ValueError: no"
     ]
 
 

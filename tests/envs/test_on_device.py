@@ -268,7 +268,7 @@ def test_a_state_serves_environments_that_were_made_anew():
         (["env.frame_stack=4"], "env.frame_stack"),
         (["env.atari=true"], "env.atari"),
         (["env.max_episode_steps=0"], "env.max_episode_steps"),
-        (["eval.record=1"], "eval.record: environments on a device show no pictures of themselves; 0 records none"),
+        (["eval.record=1"], "eval.record: environments on a device cannot render; use 0"),
     ],
 )
 @pytest.mark.parametrize("name", NAMES)

@@ -17,7 +17,7 @@ from rlplug.envs import EnvList, NativeVector
 from rlplug.types import ConfigError
 from tests.envs.test_subprocess import make
 
-SAID = "one object of Ten was made once and handed out twice"
+SAID = "one object of Ten was created once and returned twice"
 
 
 class Ten(gymnasium.Env):
@@ -83,7 +83,7 @@ def test_columns_of_a_vector():
         NativeVector(SyncVectorEnv([lambda: env] * 2))
     vector = SyncVectorEnv([Ten, Ten])
     NativeVector(vector)
-    with pytest.raises(ConfigError, match="one object of SyncVectorEnv was made once"):
+    with pytest.raises(ConfigError, match="one object of SyncVectorEnv was created once"):
         NativeVector(vector)
 
 

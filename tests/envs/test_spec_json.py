@@ -126,7 +126,7 @@ def test_images_are_small():
     ],
 )
 def test_other_spaces_are_refused(space):
-    with pytest.raises(ConfigError, match="cannot be written into a checkpoint; served are Box"):
+    with pytest.raises(ConfigError, match="cannot be written into a checkpoint; supported are Box"):
         space_to_json(space)
 
 
@@ -207,8 +207,8 @@ PENDULUM = single_agent(Box(-1, 1, (3,)), Box(-2, 2, (1,)), 200)
             single_agent(Dict(a=Discrete(2)), Box(-2, 2, (1,)), 200),
             "the observation space was Box(-1.0, 1.0, (3,), float32), and is Dict('a': Discrete(2))",
         ),
-        (replace(PENDULUM, max_episode_steps=None), "the longest episode was 200 steps, and is without a limit"),
-        (replace(PENDULUM, offers=frozenset({"tasks"})), "what the environment offers was nothing, and is tasks"),
+        (replace(PENDULUM, max_episode_steps=None), "the step limit of episodes was 200 steps, and is none"),
+        (replace(PENDULUM, offers=frozenset({"tasks"})), "the list of optional features was nothing, and is tasks"),
         (
             replace(PENDULUM, extras={"action_mask": MultiBinary(3)}),
             "the space of 'action_mask' was nothing, and is MultiBinary(3)",
@@ -234,5 +234,5 @@ def test_differences_that_the_words_hide():
     a, b = (single_agent(Box(bound, np.ones(2000, np.float32)), Discrete(2), None) for bound in (low, other))
     text = mismatch(a, b)
     assert text is not None
-    assert text.endswith("and is another one that looks the same")
+    assert text.endswith("and is a different one that prints the same")
     assert "\n" not in text

@@ -298,7 +298,7 @@ def broken():
 
 def test_a_constructor_that_raises_is_one_error():
     with pytest.raises(
-        ConfigError, match=r"^env: .* cannot be made in a process \(KeyError: 'socket'\); .*=list shows"
+        ConfigError, match=r"^env: .* cannot be created in a process \(KeyError: 'socket'\); .*=list shows"
     ):
         Subprocess(broken, range(2))
 

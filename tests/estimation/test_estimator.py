@@ -156,17 +156,17 @@ def without(key: str) -> list[Batch]:
 def test_log_probabilities_are_missing(tmp_path):
     with pytest.raises(ConfigError) as refused:
         estimator(tmp_path, without("logp"))
-    said = "no column 'logp', the behavior's log-probabilities, which episode_is, step_is"
+    said = "no key 'logp', the behavior's log-probabilities, which episode_is, step_is"
     assert str(refused.value).startswith(f"data.path: {tmp_path / 'a.parquet'} has ")
     assert said in str(refused.value)
-    assert str(refused.value).endswith("estimate.methods=[dm] does without")
+    assert str(refused.value).endswith("estimate.methods=[dm] does not need it")
     out = estimator(tmp_path, without("logp"), methods=["dm"]).estimate()
     assert set(out) == {"estimate/dm", "estimate/dm_low", "estimate/dm_high", "estimate/behavior"}
 
 
 REFUSED = {
-    "one episode": (CHAIN[:1], {}, "data.path: holds 1 episode; an interval needs 2 or more"),
-    "folds": (CHAIN, {"folds": 5}, "estimate.folds: 5 folds, but there are 4 episodes; take fewer"),
+    "one episode": (CHAIN[:1], {}, "data.path: has 1 episode; an interval needs 2 or more"),
+    "folds": (CHAIN, {"folds": 5}, "estimate.folds: 5 folds, but there are 4 episodes; use fewer"),
 }
 
 
@@ -183,7 +183,7 @@ def test_an_algorithm_that_does_not_say_how_likely_actions_are(tmp_path):
         def __init__(self, ctx: Any) -> None:
             super().__init__()
 
-    with pytest.raises(ConfigError, match=r"algo: Silent does not say how likely its actions are \(Algorithm.logp\)"):
+    with pytest.raises(ConfigError, match=r"algo: Silent does not implement logp\(\)"):
         estimator(tmp_path, [episode(one) for one in CHAIN], algorithm=Silent)
 
 

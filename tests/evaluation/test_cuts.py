@@ -39,7 +39,7 @@ gymnasium.register("NeverEnds-v0", endless)
 WORDS = ["env=gymnasium", "env.id=tests.evaluation.test_cuts:NeverEnds-v0", "total_steps=256", "num_envs=1",
          "rollout_fragment_length=256", "model.hidden=[4]", "algo.num_sgd_iter=1", "logger=[]", "hardware=cpu",
          "eval.episodes=2"]  # fmt: skip
-SAID = "rlplug: eval.max_episode_steps=40 cuts episodes of an evaluation; "
+SAID = "rlplug: eval.max_episode_steps=40 truncates episodes of an evaluation; "
 
 
 @pytest.fixture(autouse=True)

@@ -46,7 +46,7 @@ def test_every_evaluation_is_recorded_and_the_run_stays_the_same(tmp_path: Path)
 
 def test_an_environment_without_pictures_is_refused_before_the_run(tmp_path: Path):
     words = [*SHORT[:2], "env=gymnasium", "env.id=rlplug.testing.worlds:World-v0", "eval.record=1"]
-    with pytest.raises(ConfigError, match=r"^eval.record: .*World-v0 shows no pictures of itself; 0 records none"):
+    with pytest.raises(ConfigError, match=r"^eval.record: .*World-v0 shows no pictures of itself; use 0"):
         rlplug.train([*words, f"hydra.run.dir={tmp_path / 'run'}"])
     assert not (tmp_path / "run").exists()
 
@@ -85,8 +85,8 @@ for made in (Shown, Undeclared, Asked):
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("Shown", "Shown-v0 shows no pictures of itself: it renders human, and no rgb_array; 0 records none"),
-        ("Undeclared", "this environment shows no pictures of itself (rgb_array); 0 records none"),
+        ("Shown", "Shown-v0 shows no pictures of itself: it renders human, and no rgb_array; use 0"),
+        ("Undeclared", "this environment cannot render rgb_array images; use 0"),
     ],
 )
 @pytest.mark.filterwarnings("ignore:.*render_mode='rgb_array' that is not in the possible")

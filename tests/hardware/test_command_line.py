@@ -174,7 +174,7 @@ MISTAKES = {
     "hardware=2cpu train_batch_size=33": "train_batch_size: 33 cannot be shared equally among 2 ",
     "hardware=cpu hardware.microbatches=7": "train_batch_size: 128 cannot be shared equally among 7 ",
     "hardware=cpu hardware.num_nodes=2": "hardware.num_nodes: 2 machines: start rlplug by torchrun or srun on each",
-    "hardware=4gpu": "hardware: needs a CUDA device, and none is found here; hardware=cpu works",
+    "hardware=4gpu": "hardware: needs a CUDA device, but none was found; use hardware=cpu",
     "hardware=cpu hardware.max_restarts=-1": "hardware.max_restarts: -1 is out of range",
     "hardware=ray hardware.devices=2 hardware.ray.num_gpus=0.5": "hardware.ray.num_gpus: 0.5 lets ranks share CUDA ",
 }
@@ -245,4 +245,4 @@ def test_one_process_evaluates_what_two_ranks_trained(undisturbed: Path, capsys:
 
 def test_another_number_of_ranks_is_refused(undisturbed: Path, capsys: pytest.CaptureFixture[str]):
     assert main(["resume", str(undisturbed), "total_steps=3200", "schedules=stretch", "hardware=cpu"]) == 2
-    assert "was written by 2 ranks, and continues on as many: hardware.devices=2" in capsys.readouterr().err
+    assert "was written by 2 ranks, and needs as many again: hardware.devices=2" in capsys.readouterr().err

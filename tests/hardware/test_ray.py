@@ -50,7 +50,7 @@ def test_a_killed_rank_is_restarted(tmp_path: Path, undisturbed: Path):
     words = (*ON_RAY, "hardware.max_restarts=1")
     code, printed = disturb(run, words, lambda program: os.kill(ranks(program)[1].pid, signal.SIGKILL))
     assert code == 0, printed
-    assert "continuing by itself, 0 more times if need be" in printed
+    assert "restarting automatically; restarts left: 0" in printed
     require_equal(undisturbed, run)
 
 
@@ -65,7 +65,7 @@ def test_more_ranks_than_the_cluster_has(tmp_path: Path):
 
 
 def test_ray_chooses_the_machines():
-    with pytest.raises(ConfigError, match=r"hardware.num_nodes: is not used with Ray, which chooses the machines"):
+    with pytest.raises(ConfigError, match=r"hardware.num_nodes: does not apply to Ray, which chooses the machines"):
         compose((*ON_RAY, "hardware.num_nodes=2")).hardware.build(None).plan()
 
 

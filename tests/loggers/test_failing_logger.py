@@ -92,7 +92,7 @@ def test_it_is_left_out(install: Install, tmp_path: Path, site: Path, capsys: py
     assert len(rows) == 5
     printed, step = capsys.readouterr(), rows[1].partition(",")[0]
     assert printed.err.splitlines() == [
-        f"rlplug: logger.bad failed in rlplug_logged at step {step}, and is left out from now on: ValueError: a bad row"
+        f"rlplug: logger.bad failed in rlplug_logged at step {step}, and is disabled: ValueError: a bad row"
         f" ({site}/rlplug_bad/logger.py:18)"
     ]
     assert printed.out == ""

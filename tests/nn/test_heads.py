@@ -113,7 +113,7 @@ def test_the_mask_of_one_choice_reaches_its_distribution():
 
 @pytest.mark.parametrize("head", [BernoulliHead(4, (2,)), DiagGaussianHead(4, (2,)), TanhGaussianHead(4, 2)])
 def test_masks_of_other_spaces_are_refused(head):
-    with pytest.raises(ConfigError, match="masks serve Discrete"):
+    with pytest.raises(ConfigError, match="masks support Discrete"):
         head(torch.zeros(3, 4), torch.ones(3, 2, dtype=torch.bool))
 
 
@@ -144,7 +144,7 @@ def test_the_first_policy_is_nearly_uniform():
 
 
 def test_unsupported_action_space():
-    with pytest.raises(ConfigError, match="policies serve Discrete"):
+    with pytest.raises(ConfigError, match="policies support Discrete"):
         head_for(Text(5), 4)
 
 

@@ -203,27 +203,30 @@ def test_it_resumes_bit_for_bit(words):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["buffer=replay"], "buffer: replay gives windows of older data, but a3c learns from segments in order; take "),
-        (["buffer=rollout"], "buffer: rollout gives the last round, but a3c learns from segments in order; take "),
+        (["buffer=replay"], "buffer: replay gives windows of older data, but a3c learns from segments in order; use "),
+        (["buffer=rollout"], "buffer: rollout gives the last round, but a3c learns from segments in order; use "),
         (["buffer=circular"], "buffer: circular gives segments several times, but a3c does not correct for older"),
-        (["buffer.replay_proportion=1.0"], "buffer.replay_proportion: replays what older policies did, which the"),
-        (["loop=alternate"], "loop: alternate waits for all actors, and A3C takes the gradients of each; take loop=a"),
+        (["buffer.replay_proportion=1.0"], "buffer.replay_proportion: replays data of older policies, which the"),
+        (["loop=alternate"], "loop: alternate waits for all actors, but A3C applies the gradients of each; use loop=a"),
         (
             ["hardware.microbatches=2"],
-            "hardware.microbatches: is for gradients that the learner computes",
+            "hardware.microbatches: applies to gradients of the learner",
         ),
         (
             ["hardware.precision=bf16-mixed"],
-            "hardware.precision: is for gradients that the learner computes",
+            "hardware.precision: applies to gradients of the learner",
         ),
-        (["exploration=[icm]"], "exploration.icm: rewards what the learner samples, and a3c computes its gradients wh"),
+        (
+            ["exploration=[icm]"],
+            "exploration.icm: rewards rows that the learner samples, but a3c computes gradients in ",
+        ),
         (
             ["train_batch_size=20"],
-            "train_batch_size: 20 transitions are no whole rollouts of 8",
+            "train_batch_size: 20 transitions are not whole rollouts of 8",
         ),
         (
             ["train_batch_size=24"],
-            "train_batch_size: 24 transitions are no whole rollouts of 8",
+            "train_batch_size: 24 transitions are not whole rollouts of 8",
         ),
     ],
 )
@@ -235,5 +238,5 @@ def test_refusals(words, message):
 
 
 def test_what_would_be_a_right_batch_is_said():
-    with pytest.raises(ConfigError, match=r"4 environments of a process; take 8 or 16 or 32$"):
+    with pytest.raises(ConfigError, match=r"4 environments of a process; use 8 or 16 or 32$"):
         build(compose([*RUN, "train_batch_size=12"]), Path())

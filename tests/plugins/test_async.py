@@ -44,7 +44,7 @@ def refusal(*words: str) -> str:
 
 def test_an_algorithm_that_corrects_for_no_older_policy_is_refused():
     said = refusal("algo=ppo", "buffer=rollout", "loop=async")
-    assert said == "loop: async lets older weights play, and PPO does not correct for that; take loop=alternate"
+    assert said == "loop: async collects with older weights, but PPO does not correct for that; use loop=alternate"
 
 
 def test_an_algorithm_on_segments_that_corrects_for_nothing_is_refused_everywhere(monkeypatch):
@@ -52,10 +52,10 @@ def test_an_algorithm_on_segments_that_corrects_for_nothing_is_refused_everywher
     monkeypatch.setattr(IMPALA, "needs", classmethod(lambda cls, cfg, spec: wrong))
     assert "IMPALA does not correct for that" in refusal()
     said = refusal("loop=alternate", "buffer=circular")
-    words = "circular gives segments several times, but impala does not correct for older policies; take buffer=queue"
+    words = "circular gives segments several times, but impala does not correct for older policies; use buffer=queue"
     assert said == f"buffer: {words}"
     said = refusal("loop=alternate", "buffer.replay_proportion=0.5")
-    assert said.startswith("buffer.replay_proportion: replays what older policies did, which the algorithm does not")
+    assert said.startswith("buffer.replay_proportion: replays data of older policies, which the algorithm does not")
 
 
 @pytest.mark.parametrize(
@@ -72,14 +72,14 @@ def test_an_algorithm_on_segments_that_corrects_for_nothing_is_refused_everywher
 def test_a_bound_that_can_never_be_met_is_refused(words, least):
     said = refusal(*words, f"loop.max_staleness={least - 1}")
     assert said.startswith(f"loop.max_staleness: {least - 1} cannot be met: with in_flight=")
-    assert said.endswith(f"the average age of segments that arrive is {least}; take {least} or more")
+    assert said.endswith(f"the average age of segments that arrive is {least}; use {least} or more")
     build(compose([*RUN, *words, f"loop.max_staleness={least}"]), Path()).close()
 
 
 def test_a_bound_for_a_replay_is_refused():
     """A segment that is left out would leave a gap, and windows would reach over it."""
     words = ["algo=dqn", "loop=async", "replay_ratio=0.25", "loop.max_staleness=100"]
-    assert refusal(*words).startswith("loop.max_staleness: leaves segments out, which a replay's windows would reach")
+    assert refusal(*words).startswith("loop.max_staleness: drops segments, so that windows of a replay would span")
 
 
 # ---- how old segments are --------------------------------------------------------------------------------------------

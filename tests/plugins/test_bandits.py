@@ -350,12 +350,12 @@ def test_a_run_learns_from_a_record_and_says_what_counted(tmp_path: Path):
     ("words", "key", "said"),
     [
         (["algo=linucb", "env=cartpole"], "env", "env.max_episode_steps=1 makes every step a round"),
-        (["algo=lints", "env=pendulum"], "env", "chooses one of several arms, and the actions are Box"),
+        (["algo=lints", "env=pendulum"], "env", "chooses one of several arms, but the actions are Box"),
         (["algo=linucb", "env=taxi", "env.max_episode_steps=1"], "env", "env.flatten=true makes one vector"),
-        (["algo=linucb", "env=linear_bandit", "algo.disjoint=false"], "algo.disjoint", "take null"),
+        (["algo=linucb", "env=linear_bandit", "algo.disjoint=false"], "algo.disjoint", "use null"),
         (["algo=linucb", "env=linear_bandit", "algo.lambda_=0"], "algo.lambda_", "greater than 0"),
         (["algo=linucb", "env=linear_bandit", "algo.alpha=-1"], "algo.alpha", "greater than or equal to 0"),
-        (["algo=linucb", "env=linear_bandit", "buffer=replay"], "buffer", "take buffer=rollout"),
+        (["algo=linucb", "env=linear_bandit", "buffer=replay"], "buffer", "use buffer=rollout"),
         (["algo=linucb", "env=linear_bandit", "model=lstm"], "model", "recurrent"),
         (["algo=lingreedy", "env=linear_bandit", "exploration=[icm]"], "exploration", "[epsilon_greedy,icm]"),
         (["algo=linucb", "env=logged_bandit", "env.path=/nowhere.npz"], "env.path", "cannot be read"),
@@ -433,7 +433,7 @@ def test_broken_tables_are_refused(tmp_path: Path):
 def test_a_round_counts_once(tmp_path: Path):
     recorded(path := tmp_path / "log.npz", 9, propensity=None)
     assert environment(LoggedBandit, columns=2, total=8, path=str(path)).num_envs == 2
-    for columns, total, key, said in ((2, 9, "total_steps", "take 8"), (10, 5, "num_envs", "the 9 rounds")):
+    for columns, total, key, said in ((2, 9, "total_steps", "use 8"), (10, 5, "num_envs", "the 9 rounds")):
         with pytest.raises(ConfigError) as error:
             environment(LoggedBandit, columns=columns, total=total, path=str(path))
         assert error.value.key == key
@@ -443,7 +443,7 @@ def test_a_round_counts_once(tmp_path: Path):
 def test_algorithms_that_learn_from_every_row_are_refused(tmp_path: Path):
     recorded(path := tmp_path / "log.npz", 900, propensity=None)
     words = ["algo=dqn", "env=logged_bandit", f"env.path={path}", *RUN[1:]]
-    with pytest.raises(ConfigError, match="take algo=linucb, lints or lingreedy"):
+    with pytest.raises(ConfigError, match="use algo=linucb, lints or lingreedy"):
         build(compose([*words, "total_steps=500"]), tmp_path)
 
 

@@ -145,7 +145,7 @@ def test_feedback_that_a_buffer_does_not_keep_is_refused(name, key):
 
 
 def test_nothing_is_fed_back_to_a_rollout():
-    with pytest.raises(RunError, match=r"'priority' was fed back to the buffer rollout.*it takes nothing back"):
+    with pytest.raises(RunError, match=r"'priority' was fed back to the buffer rollout.*it accepts no feedback"):
         make("rollout").feedback(torch.tensor([0]), {"priority": torch.ones(1)})
 
 
@@ -159,7 +159,7 @@ def test_the_first_priority_is_that_of_the_row_where_a_window_begins():
     sample = buffer.sample()
     assert set(sample["index"].tolist()) == set(range(5))
     torch.testing.assert_close(sample["sample_prob"], (sample["index"] + 1).float() / 15)
-    with pytest.raises(RunError, match=r"a first priority.*NaN"):
+    with pytest.raises(RunError, match=r"an initial priority.*NaN"):
         buffer.add(segment(6, 3, 1, priority=torch.full((4, 1), torch.nan)))
 
 
@@ -268,11 +268,11 @@ def test_a_part_without_rows_gives_none_and_parts_are_kept():
 @pytest.mark.parametrize(
     ("envs", "ranks", "parts", "said"),
     [
-        (4, 2, 1, "1 is less than the 2 ranks, and each has one at least; take 2 or more"),
-        (4, 2, 3, "3 parts cannot be shared equally among num_envs=4, and among 2 rank(s); 2 or 4 can"),
-        (6, 1, 4, "4 parts cannot be shared equally among num_envs=6, and among 1 rank(s); 1 or 2 or 3 or 6 can"),
-        (3, 2, 2, "2 parts cannot be shared equally among num_envs=3, and among 2 rank(s); 3 can"),
-        (1, 2, 2, "2 parts cannot be shared equally among num_envs=1, and among 2 rank(s); null can"),
+        (4, 2, 1, "1 is less than the 2 ranks, which need at least one each; use 2 or more"),
+        (4, 2, 3, "3 parts cannot be shared equally among num_envs=4, and among 2 rank(s); use 2 or 4"),
+        (6, 1, 4, "4 parts cannot be shared equally among num_envs=6, and among 1 rank(s); use 1 or 2 or 3 or 6"),
+        (3, 2, 2, "2 parts cannot be shared equally among num_envs=3, and among 2 rank(s); use 3"),
+        (1, 2, 2, "2 parts cannot be shared equally among num_envs=1, and among 2 rank(s); use null"),
     ],
 )
 def test_parts_that_cannot_be_shared_are_refused(envs, ranks, parts, said):
@@ -395,7 +395,7 @@ def test_of_two_states_for_a_row_the_longer_unrolled_one_is_kept():
 
 
 def test_sequences_are_of_recurrent_models():
-    with pytest.raises(ConfigError, match="take buffer=prioritized"):
+    with pytest.raises(ConfigError, match="use buffer=prioritized"):
         make("sequence")
 
 
@@ -516,7 +516,7 @@ def test_observations_that_are_no_stacks_are_refused(where):
     first = torch.tensor([[True], [False], [False]])
     if where == "middle":
         noise[0] = noise[0, :, :1]
-    with pytest.raises(RunError, match=r"no stacks of 4 frames.*buffer\.deduplicate=false"):
+    with pytest.raises(RunError, match=r"not stacks of 4 frames.*buffer\.deduplicate=false"):
         buffer.add(segment(0, 2, 1, obs=noise, is_first=first))
     plain = make("replay", columns=1, of=images(), deduplicate=False)
     plain.add(segment(0, 2, 1, obs=noise, is_first=first))
@@ -603,7 +603,7 @@ def test_where_images_need_more_than_their_share_the_oldest_rows_go_and_it_is_sa
 
 
 def test_only_images_are_compressed():
-    with pytest.raises(ConfigError, match=r"buffer\.compress: only uint8 images.*take null"):
+    with pytest.raises(ConfigError, match=r"buffer\.compress: only uint8 images.*use null"):
         make("replay", compress="lz4")
     with pytest.raises(ConfigError, match="only uint8 images"):
         make("replay", of=images(dtype=np.float32), compress="lz4")

@@ -34,7 +34,7 @@ def shares(actions: torch.Tensor, n: int) -> torch.Tensor:
 def test_ape_x_gives_every_environment_its_own_epsilon():
     found = epsilon_greedy(num_envs=4, epsilon=0.4, ape_x_alpha=7.0).epsilons()
     assert_close(found, torch.tensor([0.4, 0.04716, 0.00556, 0.000655]), rtol=1e-3, atol=0.0)
-    with pytest.raises(ConfigError, match=r"num_envs: 1 environment .* and always explore; take 2"):
+    with pytest.raises(ConfigError, match=r"num_envs: 1 environment .* and always explore; use 2"):
         epsilon_greedy(num_envs=1, epsilon=0.4, ape_x_alpha=7.0)
 
 
@@ -131,7 +131,7 @@ def test_continuous_actions_are_refused(cls):
 
 def test_boltzmann_says_that_it_needs_values():
     action = torch.zeros(N, dtype=torch.long)
-    with pytest.raises(ConfigError, match=r"exploration\.boltzmann: .* of 3 actions, and this algorithm gives none"):
+    with pytest.raises(ConfigError, match=r"exploration\.boltzmann: .* of 3 actions, but this algorithm gives none"):
         boltzmann().perturb({"action": action}, {}, {})
     with pytest.raises(ConfigError, match=r"gives \[2\] of them"):
         boltzmann().perturb({"action": action, "q": torch.zeros(N, 2)}, {}, {})

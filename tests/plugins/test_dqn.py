@@ -324,7 +324,7 @@ def test_what_it_lives_on():
 
 @pytest.mark.parametrize("action", [testing.box(2), spaces.MultiDiscrete([2, 3]), spaces.MultiBinary(2)], ids=str)
 def test_other_actions_are_refused(action):
-    with pytest.raises(ConfigError, match=r"dqn needs one Discrete action, but .*ppo serves them"):
+    with pytest.raises(ConfigError, match=r"dqn needs one Discrete action, but .*use algo=ppo"):
         make(action=action)
 
 

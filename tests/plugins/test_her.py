@@ -285,7 +285,7 @@ def test_functions_that_take_one_goal_are_called_for_each(capsys):
     goals = EnvGoals(Line("single"))
     achieved = np.array([[0.0], [0.05], [1.0]], np.float32)
     assert goals.terminated(achieved, np.zeros((3, 1), np.float32)).tolist() == [True, True, False]
-    assert "takes one goal at a time" in capsys.readouterr().err
+    assert "accepts one goal at a time" in capsys.readouterr().err
 
 
 def test_an_environment_that_computes_nothing_or_wants_more_is_refused():
@@ -306,7 +306,7 @@ LINE = ["buffer=her", "total_steps=64", "logger=[]", "eval.every=0", "hardware=c
             ["algo=dqn", "env=cartpole"],
             r"^buffer: her reads goals from a Dict .* lacks observation, achieved_goal, desired_goal",
         ),
-        ([*GOALS, "+env.kwargs.kind=none"], r"^env: this environment has no compute_reward.*take buffer=replay"),
+        ([*GOALS, "+env.kwargs.kind=none"], r"^env: this environment has no compute_reward.*use buffer=replay"),
         ([*GOALS, "env.drop=[achieved_goal]"], r"^buffer: .*lacks achieved_goal"),
         ([*GOALS, "env.flatten=true"], r"^buffer: .*lacks observation, achieved_goal, desired_goal"),
         ([*GOALS, "model=lstm"], r"^buffer: her keeps no recurrent states.*buffer=sequence"),
@@ -337,5 +337,5 @@ def test_goals_of_another_kind_are_refused():
     parts = {"observation": VECTOR, "achieved_goal": VECTOR, "desired_goal": spaces.Box(0, 1, (3,), np.float32)}
     spec = replace(SPEC, groups={"agent": Group(spaces.Dict(parts), VECTOR)})
     node = choose("buffer", "buffer", default_node("buffer", "her"))
-    with pytest.raises(ConfigError, match=r"^buffer: her puts achieved goals in place of desired ones"):
+    with pytest.raises(ConfigError, match=r"^buffer: her replaces desired goals by achieved ones"):
         node.reads(spec)

@@ -208,7 +208,7 @@ def test_noise_that_changes_actions_is_refused():
 
 @pytest.mark.parametrize("buffer", ["replay", "rollout", "episodes", "sequence"])
 def test_another_buffer_is_refused_with_those_that_fit(buffer):
-    words = "learns from segments in order; take buffer=circular or queue"
+    words = "learns from segments in order; use buffer=circular or queue"
     with pytest.raises(ConfigError, match=f"buffer: {buffer} gives .*impala {words}"):
         build(compose([*RUN, f"buffer={buffer}"]), Path())
 
@@ -266,6 +266,6 @@ def test_replayed_segments_stand_beside_the_new_ones():
 
 def test_something_fed_back_is_refused():
     trainer = Case("impala", "cartpole", tuple(RUN[6:])).build()
-    with pytest.raises(RunError, match="takes nothing back"):
+    with pytest.raises(RunError, match="accepts no feedback"):
         trainer.buffer.feedback(torch.zeros(1), {"priority": torch.ones(1)})
     trainer.close()

@@ -87,7 +87,7 @@ def test_cnn_serves_every_image():
             r"model.filters: \[\[32, 8, 4\], .* do not fit images of 7x7: .*; model=cnn chooses",
         ),
         ("cnn", MINIGRID, {"filters": [[8, 3, 1], [8, 6, 1]]}, r"5x5 pixels are left for a kernel of 6x6; model=cnn"),
-        ("cnn", Box(0, 255, (3, 3, 3), np.uint8), {}, r"images of 3x3: .*; take model=mlp"),
+        ("cnn", Box(0, 255, (3, 3, 3), np.uint8), {}, r"images of 3x3: .*; use model=mlp"),
         ("nature_cnn", VECTOR, {}, "model: .*model=mlp"),
         ("cnn", PARTS, {}, "model: .*model=multi_input"),
         ("impala_cnn", Discrete(3), {}, "model: .*model=mlp"),
@@ -198,7 +198,7 @@ def test_joint_layers():
 
 def test_recurrence_inside_multi_input_is_refused():
     with pytest.raises(
-        ConfigError, match=r"LSTM inside it has: put it around, model=lstm model@model.torso=multi_input"
+        ConfigError, match=r"LSTM inside it has: use it as the torso, model=lstm model@model.torso=multi_input"
     ):
         build("multi_input", PARTS, vector=node_of("lstm"))
 

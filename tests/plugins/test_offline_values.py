@@ -354,12 +354,12 @@ def test_td3_bc_acts_and_learns():
 @pytest.mark.parametrize(
     ("name", "action", "changes", "said"),
     [
-        ("cql", 2, {}, "^algo: cql needs continuous actions .* algo=discrete_cql serves"),
+        ("cql", 2, {}, "^algo: cql needs continuous actions .* algo=discrete_cql supports"),
         ("cql", spaces.Box(-np.inf, np.inf, (2,)), {}, "^algo: cql needs continuous actions within bounds"),
         ("cql", testing.box(1), {"min_q_weight": 0, "lagrangian_thresh": 1.0}, r"^algo\.min_q_weight: 0 cannot grow"),
         ("discrete_cql", testing.box(1), {}, "^algo: dqn needs one Discrete action"),
         ("td3_bc", 2, {}, "^algo: needs continuous actions"),
-        ("iql", 2, {"expectile": 1.0}, r"^algo\.expectile: 1\.0 should be between 0 and 1"),
+        ("iql", 2, {"expectile": 1.0}, r"^algo\.expectile: 1\.0 should be greater than 0 and less than 1"),
     ],
 )
 def test_what_cannot_be_served(name, action, changes, said):

@@ -30,7 +30,7 @@ BROKEN = {
     "words that are no tuple": (
         "from rlplug import Component, hookimpl\nimport itertools\n@hookimpl\n"
         "def rlplug_components(): return [Component('algo', 'x', 'a:B', itertools.repeat('x'))]",
-        "TypeError: component 'x': kind, name, target and the tuple tried_with are of texts",
+        "TypeError: component 'x': kind, name, target and the tuple tried_with must be strings",
     ),
     "a component that was never made": (
         "from rlplug import Component, hookimpl\n@hookimpl\n"
@@ -150,7 +150,7 @@ def test_a_distribution_chooses_in_a_clash(install: Install):
     assert registry.tried_with("env", "luna/moon") == ()
     with pytest.raises(ConfigError) as error:
         registry.load("env", "terra/moon")
-    assert str(error.value) == "env.name: terra has no env 'moon'; there is that of luna 1.2 and rlplug-moon 1.2"
+    assert str(error.value) == "env.name: terra has no env 'moon'; it exists in luna 1.2 and rlplug-moon 1.2"
 
 
 def test_a_file_that_another_package_has_before_is_a_warning(install: Install, capsys: pytest.CaptureFixture[str]):

@@ -78,9 +78,9 @@ ENTRY_POINTS: dict[str, tuple[str | bytes | Callable[[Path], object], str]] = {
     "an empty value": ("[rlplug]\nx =\n", "the value of 'x' is '', not package.module:attribute"),
     "escape sequences": ("[rlplug]\nx = \x1b[31m\n", r"the value of 'x' is '\x1b[31m', not package.module:attribute"),
     "no UTF-8": (b"\xff\xfe", "'utf-8' codec can't decode byte 0xff"),
-    "a pipe": (os.mkfifo, "is no regular file"),
-    "a folder": (Path.mkdir, "is no regular file"),
-    "no end": (lambda path: path.symlink_to("/dev/zero"), "is no regular file"),
+    "a pipe": (os.mkfifo, "is not a regular file"),
+    "a folder": (Path.mkdir, "is not a regular file"),
+    "no end": (lambda path: path.symlink_to("/dev/zero"), "is not a regular file"),
     "a loop": (lambda path: path.symlink_to(path), "Too many levels of symbolic links"),
     "huge": (lambda path: (path.touch(), os.truncate(path, HUGE)), "has 2,147,483,648 bytes, and 1,048,576 are the "),
 }
@@ -116,12 +116,15 @@ def test_entry_points_that_cannot_be_read_are_hidden_from_every_library(case: st
 @pytest.mark.parametrize(
     ("content", "cause"),
     [
-        ("Name: rlplug\nVersion: 9\n", "('rlplug', '9') are not name and version of 'rlplug_moon-1.2.dist-info'"),
-        ("Name: rlplug-moon; rm -rf ~\nVersion: 9\n", "are not name and version of"),
-        ("Name: rlplug-moon\nVersion: \x1b[31m\n", "are not name and version of"),
+        (
+            "Name: rlplug\nVersion: 9\n",
+            "('rlplug', '9') do not match the name and version of 'rlplug_moon-1.2.dist-info'",
+        ),
+        ("Name: rlplug-moon; rm -rf ~\nVersion: 9\n", "do not match the name and version of"),
+        ("Name: rlplug-moon\nVersion: \x1b[31m\n", "do not match the name and version of"),
         (b"Name: rlplug-moon\nVersion: \xff\n", "'utf-8' codec can't decode byte 0xff"),
-        (os.mkfifo, "is no regular file"),
-        (Path.mkdir, "is no regular file"),
+        (os.mkfifo, "is not a regular file"),
+        (Path.mkdir, "is not a regular file"),
         (lambda path: (path.touch(), os.truncate(path, HUGE)), "has 2,147,483,648 bytes"),
     ],
 )
@@ -146,9 +149,9 @@ def bomb(wide: int, deep: int) -> str:
 @pytest.mark.parametrize(
     ("name", "content", "cause"),
     [
-        ("env/x.yaml", os.mkfifo, "conf/env/x.yaml: is no regular file"),
-        ("env/x.yaml", Path.mkdir, "conf/env/x.yaml: is no regular file"),
-        ("env/x.yaml", lambda path: path.symlink_to("/dev/zero"), "conf/env/x.yaml: is no regular file"),
+        ("env/x.yaml", os.mkfifo, "conf/env/x.yaml: is not a regular file"),
+        ("env/x.yaml", Path.mkdir, "conf/env/x.yaml: is not a regular file"),
+        ("env/x.yaml", lambda path: path.symlink_to("/dev/zero"), "conf/env/x.yaml: is not a regular file"),
         (
             "env/x.yaml",
             lambda path: (path.touch(), os.truncate(path, HUGE)),
@@ -200,9 +203,9 @@ def test_a_manifest_that_is_too_large_is_not_imported(install: Install, site: Pa
 
 BARE = "type('Thing', (), {})"
 TARGETS = {
-    "None": "it is no class",
-    "5": "it is no class",
-    "len": "it is no class",
+    "None": "it is not a class",
+    "5": "it is not a class",
+    "len": "it is not a class",
     BARE: "",
     "type('Thing', (), {'Config': None})": "",
     "type('Thing', (), {'Config': type('Config', (), {})})": "",

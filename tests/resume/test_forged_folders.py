@@ -89,7 +89,7 @@ FORGERIES = {
     "no hardware": (lambda run: edit(run, hardware=None), "hardware"),
     "no environments": (lambda run: edit(run, num_envs=None), "num_envs"),
     "a number that is none": (lambda run: edit(run, num_envs=float("nan")), "num_envs"),
-    "a list": (lambda run: (run / "config.yaml").write_text("[1, 2]\n"), "it holds no settings"),
+    "a list": (lambda run: (run / "config.yaml").write_text("[1, 2]\n"), "it contains no settings"),
     "weights that are NaN": (lambda run: reseal(run, "weights", spoil), "holds NaN"),
     "an optimizer that is NaN": (lambda run: reseal(run, "learner", lambda t: spoil(t["learner"])), "holds NaN"),
     "counters that are NaN": (lambda run: reseal(run, "learner", lambda t: spoil(t["progress"])), "does not fit"),

@@ -104,8 +104,8 @@ def test_what_would_learn_nothing_is_refused(case: str, tmp_path: Path):
 
 def test_the_refusal_names_both_ways(run: Path):
     said = (
-        r"^algo\.lr: is 0 from step 128 on, so that nothing is learned up to 300; add schedules=stretch, or a step "
-        r"size to go on with: algo\.lr=0\.001$"
+        r"^algo\.lr: is 0 from step 128 on, so nothing is learned up to 300; add schedules=stretch, or set a "
+        r"step size to continue with: algo\.lr=0\.001$"
     )
     with pytest.raises(ConfigError, match=said):
         silently(run, "total_steps=300")
@@ -113,7 +113,7 @@ def test_the_refusal_names_both_ways(run: Path):
         silently(run, "total_steps=300", "algo.lr=[[0,0.01],[128,0]]")
     with pytest.raises(ConfigError, match=r"^schedules: 'shrink' is none of the options: should be 'stretch'$"):
         silently(run, "total_steps=300", "schedules=shrink")
-    with pytest.raises(ConfigError, match=r"^algo\.gamma: cannot be changed: it alters what is learned"):
+    with pytest.raises(ConfigError, match=r"^algo\.gamma: cannot be changed: it changes what is learned"):
         silently(run, "total_steps=300", STRETCH, "algo.gamma=0.5")
     with pytest.raises(ConfigError, match=r"^algo\.lr: -1 is out of range"):
         silently(run, "total_steps=300", STRETCH, "algo.lr=-1")

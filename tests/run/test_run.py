@@ -228,7 +228,7 @@ def test_deterministic_runs_use_deterministic_kernels(tmp_path):
 
 
 def test_shares_that_do_not_divide_are_refused_with_what_would():
-    with pytest.raises(ConfigError, match=r"^train_batch_size: 10 cannot be shared .* 8 or 16 can$"):
+    with pytest.raises(ConfigError, match=r"^train_batch_size: 10 cannot be shared .* use 8 or 16$"):
         checks.refuse(checks.shares(10, Plan(devices=2, microbatches=4)))
     checks.refuse(checks.shares(256, Plan(devices=2, microbatches=4)))
 
@@ -297,7 +297,7 @@ def test_ctrl_c_ends_the_round_and_the_folder_says_so(tmp_path):
 def test_a_second_run_does_not_touch_the_first(tmp_path):
     train(compose(["total_steps=1024", "logger=[]"]), tmp_path)
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    with pytest.raises(ConfigError, match=r"hydra\.run\.dir: .* holds a run already"):
+    with pytest.raises(ConfigError, match=r"hydra\.run\.dir: .* already contains a run"):
         train(compose(["total_steps=1024", "seed=1", "logger=[]"]), tmp_path)
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
@@ -420,7 +420,7 @@ def test_a_run_whose_environments_cannot_be_saved_says_so_and_goes_on(tmp_path):
     assert changed == "total_steps: 2048 -> 6144"
     assert where.startswith("continuing from step 2,04")
     assert how == (
-        "not exactly as it would have gone on: the environments: their state cannot be read, so new episodes begin"
+        "not exactly as it would have continued: the environments: their state cannot be read, so new episodes begin"
     )
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert 6144 - 8 < summary["env_steps"] <= 6144

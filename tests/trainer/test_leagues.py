@@ -72,4 +72,4 @@ def too_few(fabric: Any, raw: Any) -> str:
 
 def test_a_rank_without_a_job_of_its_own_is_refused():
     answers = ranks(2)(too_few, compose([*WORDS, "num_envs=2", "hardware=2cpu"]).raw)
-    assert answers == ["1 jobs for 2 ranks, and mine=True: each has to keep one; play more jobs"] * 2
+    assert answers == ["1 jobs for 2 ranks, and mine=True: each must keep one; add jobs"] * 2

@@ -103,7 +103,9 @@ def test_only_vectors_of_numbers_are_normalised():
 
 
 def test_nothing_to_normalise_is_refused():
-    with pytest.raises(ConfigError, match=r"preprocess.normalize_obs: there is no vector of numbers .* Discrete\(5\)"):
+    with pytest.raises(
+        ConfigError, match=r"preprocess.normalize_obs: the observations contain no vector of numbers: .*Discrete\(5\)"
+    ):
         made(spaces.Discrete(5), normalize_obs=True)
 
 

@@ -66,7 +66,7 @@ class CQL(Algorithm):
         action = spec.single_agent.action
         if not (isinstance(action, spaces.Box) and action.is_bounded()):
             said = f"needs continuous actions within bounds, but the environment's are {action}"
-            raise ConfigError("algo", f"cql {said}; algo=discrete_cql serves Discrete ones, algo=iql others")
+            raise ConfigError("algo", f"cql {said}; algo=discrete_cql supports Discrete ones, algo=iql others")
         if cfg.lagrangian_thresh is not None and not cfg.min_q_weight:
             raise ConfigError("algo.min_q_weight", "0 cannot grow; with algo.lagrangian_thresh it should be above 0")
         keys = ("obs", "action", "reward", "terminated", "valid")

@@ -85,7 +85,7 @@ class DDPG(Algorithm):
         action = spec.single_agent.action
         if not (isinstance(action, spaces.Box) and action.is_bounded()):
             said = f"needs continuous actions within bounds, but the environment's are {action}"
-            raise ConfigError("algo", f"{said}; algo=ppo serves them")
+            raise ConfigError("algo", f"{said}; use algo=ppo")
         keys = ("obs", "action", "reward", "terminated", "valid")
         keys += ("priority",) if cfg.worker_side_prioritization else ()
         return Needs(Window(cfg.n_step), data="windows", off_policy=True, perturbable=True, noise="gaussian", keys=keys)

@@ -105,7 +105,7 @@ class DQN(Algorithm):
         action = spec.single_agent.action
         if not isinstance(action, spaces.Discrete):
             raise ConfigError(
-                "algo", f"dqn needs one Discrete action, but the environment's are {action}; algo=ppo serves them"
+                "algo", f"dqn needs one Discrete action, but the environment's are {action}; use algo=ppo"
             )
         if cfg.num_atoms > 1 and cfg.v_min >= cfg.v_max:
             raise ConfigError("algo.v_max", f"{cfg.v_max} should be above algo.v_min, which is {cfg.v_min}")

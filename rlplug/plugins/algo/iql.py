@@ -57,7 +57,7 @@ class IQL(Algorithm):
     def needs(cls, cfg: Config, spec: EnvSpec) -> Needs:
         gaussian = isinstance(spec.single_agent.action, spaces.Box)  # samples may be out of bounds; noise is clipped
         if not 0.0 < cfg.expectile < 1.0:
-            raise ConfigError("algo.expectile", f"{cfg.expectile} should be between 0 and 1, and neither of them")
+            raise ConfigError("algo.expectile", f"{cfg.expectile} should be greater than 0 and less than 1")
         keys = ("obs", "action", "reward", "terminated", "valid", "action_mask")
         return Needs(Window(cfg.n_step), data="windows", off_policy=True, perturbable=not gaussian, keys=keys)
 

@@ -48,12 +48,12 @@ class LinearBandit(Algorithm):
     def needs(cls, cfg: Any, spec: EnvSpec) -> Needs:
         arms, _, per_arm = sizes(spec)
         if "bandit" not in spec.offers and spec.max_episode_steps != 1:
-            said = "learns from rounds that nothing leads to, and an action in this environment changes later rows"
-            ways = "take env=linear_bandit or env=logged_bandit; env.max_episode_steps=1 makes every step a round"
+            said = "supports only bandits, but an action in this environment affects later rows"
+            ways = "use env=linear_bandit or env=logged_bandit; env.max_episode_steps=1 makes every step a round"
             raise ConfigError("env", f"{cls.__name__} {said}; {ways}")
         if cfg.disjoint is False and not per_arm:
-            said = f"one theta cannot tell {arms} arms apart by one context; it needs features of every arm, [arms, d]"
-            raise ConfigError("algo.disjoint", f"{said}; take null")
+            said = f"one theta cannot distinguish {arms} arms by one context; it needs features of every arm, [arms, d]"
+            raise ConfigError("algo.disjoint", f"{said}; use null")
         keys = ("obs", "action", "action_mask", *(key for key in (EXPECTED, LOGGED) if key in spec.extras))
         return Needs(data="rollout", off_policy=True, perturbable=True, noise=cls.noise, keys=keys)
 
@@ -193,10 +193,10 @@ def sizes(spec: EnvSpec) -> tuple[int, int, bool]:
     """
     group = spec.single_agent
     if not isinstance(group.action, Discrete):
-        raise ConfigError("env", f"a linear bandit chooses one of several arms, and the actions are {group.action}")
+        raise ConfigError("env", f"a linear bandit chooses one of several arms, but the actions are {group.action}")
     arms, space = int(group.action.n), group.obs
     item: Any = space["item"] if isinstance(space, Dict) and [*space.spaces] == ["item"] else space
     if isinstance(item, Box) and (len(item.shape) == 1 or (len(item.shape) == 2 and item.shape[0] == arms)):
         return arms, item.shape[-1], len(item.shape) == 2
     served = f"a vector of features [d], or one of every arm [{arms}, d], also as the only entry 'item' of a Dict"
-    raise ConfigError("env", f"a linear bandit observes {served}, and not {space}; env.flatten=true makes one vector")
+    raise ConfigError("env", f"a linear bandit observes {served}, not {space}; env.flatten=true makes one vector")

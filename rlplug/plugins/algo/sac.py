@@ -66,7 +66,7 @@ class SAC(Algorithm):
         match action:
             case spaces.Box():
                 if not action.is_bounded():
-                    raise ConfigError("algo", f"sac needs bounded actions, and {action} is not; algo=ppo serves it")
+                    raise ConfigError("algo", f"sac needs bounded actions, and {action} is not; use algo=ppo")
             case spaces.Discrete() | spaces.MultiDiscrete() | spaces.MultiBinary():
                 keys = (*keys, "action_mask")
             case _:

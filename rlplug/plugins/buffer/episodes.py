@@ -49,7 +49,7 @@ class Episodes(Buffer):
             raise ConfigError(
                 "buffer.capacity",
                 f"{cfg.capacity} does not hold the episodes, of up to {longest or '?'} steps, that {ctx.num_envs}"
-                f" environments play and an update needs; at least {least * self.share} is needed",
+                f" environments collect and an update needs; at least {least * self.share} is needed",
             )
         self._open: list[list[Batch] | None] = [
             None
@@ -117,7 +117,7 @@ class Episodes(Buffer):
         if self._open_rows.sum() > capacity:
             longest = int(self._open_rows.max())
             raise RunError(
-                f"buffer.capacity={self.capacity} does not hold the episodes that are being played: one has {longest}"
+                f"buffer.capacity={self.capacity} does not hold the open episodes: one has {longest}"
                 " steps and has not ended; raise it, or limit an episode's steps"
             )
 

@@ -82,11 +82,11 @@ class HER(Replay):
         parts: dict[str, Any] = dict(obs.spaces) if isinstance(obs, spaces.Dict) else {}
         if missing := [key for key in ("observation", ACHIEVED, DESIRED) if key not in parts]:
             said = f"her reads goals from a Dict observation, and the environment's lacks {', '.join(missing)}: it is"
-            raise ConfigError("buffer", f"{said} {obs}; take buffer=replay, or an environment with goals")
+            raise ConfigError("buffer", f"{said} {obs}; use buffer=replay, or an environment with goals")
         achieved, desired = parts[ACHIEVED], parts[DESIRED]
         if achieved.shape is None or (achieved.shape, achieved.dtype) != (desired.shape, desired.dtype):
-            said = f"her puts achieved goals in place of desired ones, but these are {achieved} and {desired}"
-            raise ConfigError("buffer", f"{said}; both have to be alike, and arrays; take buffer=replay")
+            said = f"her replaces desired goals by achieved ones, but these are {achieved} and {desired}"
+            raise ConfigError("buffer", f"{said}; both must be arrays of the same space; use buffer=replay")
         return ("obs",)
 
     def __init__(self, cfg: Config, ctx: Context) -> None:

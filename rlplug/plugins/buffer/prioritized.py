@@ -66,12 +66,12 @@ class Prioritized(Windows[Ring]):
         if parts is None:
             return 1
         if parts < ranks:
-            said = f"{parts} is less than the {ranks} ranks, and each has one at least; take {ranks} or more"
+            said = f"{parts} is less than the {ranks} ranks, which need at least one each; use {ranks} or more"
             raise ConfigError("buffer.num_shards", said)
         if envs % parts or (parts % ranks and not everything):
             fit = [str(n) for n in range(ranks, envs + 1) if envs % n == 0 and (everything or n % ranks == 0)]
             said = f"{parts} parts cannot be shared equally among num_envs={envs}, and among {ranks} rank(s)"
-            raise ConfigError("buffer.num_shards", f"{said}; {' or '.join(fit) or 'null'} can")
+            raise ConfigError("buffer.num_shards", f"{said}; use {' or '.join(fit) or 'null'}")
         return parts if everything else parts // ranks
 
     def _stride(self, ctx: Context) -> int:
@@ -119,7 +119,7 @@ class Prioritized(Windows[Ring]):
         if priority is None:
             return proportional(self.max_priority, self.cfg.alpha, self.cfg.epsilon)
         if not np.isfinite(priority[drawable]).all():
-            raise RunError("a first priority that the algorithm gave a row is NaN or infinite")
+            raise RunError("an initial priority from the algorithm is NaN or infinite")
         return proportional(priority.astype(np.float64), self.cfg.alpha, self.cfg.epsilon)
 
     def _first_priority(self, ring: Ring, window: Any) -> Any:

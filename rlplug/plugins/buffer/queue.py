@@ -45,7 +45,7 @@ class Queue(Buffer):
                 f" {size}; at least {-(-size // width)} is needed",
             )
         if cfg.replay_proportion and not ctx.needs.off_policy:
-            said = "replays what older policies did, which the algorithm does not correct for; take 0"
+            said = "replays data of older policies, which the algorithm does not correct for; use 0"
             raise ConfigError("buffer.replay_proportion", said)
         self._waiting: deque[int] = deque()  # numbers of segments, oldest first
         self._used: deque[int] = deque()

@@ -26,9 +26,7 @@ class Sequence(Prioritized):
     def _stride(self, ctx: Context) -> int:
         if ctx.needs.window.stride:
             return ctx.needs.window.stride
-        raise ConfigError(
-            "buffer", "sequence keeps the states of recurrent models, but none was chosen; take buffer=prioritized"
-        )
+        raise ConfigError("buffer", "sequence stores recurrent states, but the model has none; use buffer=prioritized")
 
     def _learned(self, window: Any) -> Any:
         """Return the rows of windows ``[n]`` to train on, ``[n, length]``: neither burn-in nor bootstrap rows."""

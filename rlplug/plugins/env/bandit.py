@@ -45,7 +45,7 @@ class Bandit(VecEnv):
         self, ctx: Context, obs: Space[Any], num_actions: int, extra: dict[str, Space[Any]], max_episode_steps: int
     ) -> None:
         if ctx.render:
-            raise ConfigError("eval.record", "a bandit shows no pictures of itself; 0 records none")
+            raise ConfigError("eval.record", "a bandit cannot render; use 0")
         self.num_envs, self.limit = len(ctx.env_ids), max_episode_steps
         plain = single_agent(obs, Discrete(num_actions), max_episode_steps)
         self.spec = replace(plain, extras=extra, offers=frozenset({"bandit"}))
@@ -173,23 +173,23 @@ class LoggedBandit(Bandit):
         max_episode_steps: PositiveInt = option("Truncate episodes after this many rounds.")
 
     def __init__(self, cfg: Config, ctx: Context) -> None:
-        record = read(Path(cfg.path), cfg.num_actions)
-        many, *shape = record["context"].shape
-        arms = shape[0] if len(shape) == 2 else cfg.num_actions or int(record["action"].max()) + 1
+        log = read(Path(cfg.path), cfg.num_actions)
+        many, *shape = log["context"].shape
+        arms = shape[0] if len(shape) == 2 else cfg.num_actions or int(log["action"].max()) + 1
         extra: dict[str, Space[Any]] = {"logged_action": Discrete(arms)}
-        extra |= {"action_mask": MultiBinary(arms)} if "action_mask" in record else {}
+        extra |= {"action_mask": MultiBinary(arms)} if "action_mask" in log else {}
         super().__init__(ctx, Box(-np.inf, np.inf, shape, np.float32), arms, extra, cfg.max_episode_steps)
         if ctx.needs.keys and "logged_action" not in ctx.needs.keys:
-            said = "learns from every row, and of recorded rounds only those count in which it chose as the record did"
-            raise ConfigError("algo", f"{said}; take algo=linucb, lints or lingreedy")
+            said = "learns from every row, but only recorded rounds count in which it chooses the recorded action"
+            raise ConfigError("algo", f"{said}; use algo=linucb, lints or lingreedy")
         self.rounds = many // ctx.num_envs  # per column
         whole = self.rounds * ctx.num_envs
         if not whole:
             raise ConfigError("num_envs", f"{ctx.num_envs} are more than the {many} rounds of env.path")
         if ctx.role == "actor" and ctx.total_steps > whole:
-            said = f"{ctx.total_steps} are more than the {many} rounds of env.path, of which each counts once"
-            raise ConfigError("total_steps", f"{said}; take {whole}")
-        columns = {key: x[:whole].reshape(self.rounds, ctx.num_envs, *x.shape[1:]) for key, x in record.items()}
+            said = f"{ctx.total_steps} are more than the {many} rounds of env.path, each of which counts once"
+            raise ConfigError("total_steps", f"{said}; use {whole}")
+        columns = {key: x[:whole].reshape(self.rounds, ctx.num_envs, *x.shape[1:]) for key, x in log.items()}
         self._record = {key: x[:, [*ctx.env_ids]] for key, x in columns.items()}
 
     def row(self, number: int) -> Batch:
@@ -234,19 +234,19 @@ def read(path: Path, num_actions: int | None = None) -> dict[str, np.ndarray]:
             raise refuse(f"has a {key} that is not a finite number")
     arms = context.shape[1] if context.ndim == 3 else num_actions or np.inf
     if num_actions not in (None, arms):
-        raise ConfigError("env.num_actions", f"is {num_actions}, and {path} has features of {arms} arms; take null")
+        raise ConfigError("env.num_actions", f"is {num_actions}, but {path} has features of {arms} arms; use null")
     if (action != np.round(action)).any() or action.min() < 0 or action.max() >= arms:
         raise refuse(f"has actions that are not whole numbers from 0 to {arms - 1:g}")
     if propensity.min() <= 0 or propensity.max() > 1:
-        raise refuse("has a propensity that is not above 0 and at most 1")
+        raise refuse("has a propensity that is not in (0, 1]")
     kept = {"context": np.float32, "action": np.int64, "reward": np.float32, "action_mask": np.bool_}
-    record = {key: found[key].astype(dtype) for key, dtype in kept.items() if key in found}
-    if (mask := record.get("action_mask")) is not None:
-        arms = arms if np.isfinite(arms) else record["action"].max() + 1
-        if mask.shape != (*rounds, arms) or not mask[np.arange(*rounds), record["action"]].all():
+    log = {key: found[key].astype(dtype) for key, dtype in kept.items() if key in found}
+    if (mask := log.get("action_mask")) is not None:
+        arms = arms if np.isfinite(arms) else log["action"].max() + 1
+        if mask.shape != (*rounds, arms) or not mask[np.arange(*rounds), log["action"]].all():
             raise refuse(f"has an action_mask that is not [N, {arms}], or forbids an arm that was taken")
     stays = np.random.default_rng(0).random(rounds) < propensity.min() / propensity
-    return {key: x[stays] for key, x in record.items()}
+    return {key: x[stays] for key, x in log.items()}
 
 
 def _columns(path: Path) -> dict[str, np.ndarray]:

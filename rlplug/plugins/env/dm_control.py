@@ -101,7 +101,7 @@ class ControlEnv(gymnasium.Env[Any, np.ndarray]):
                 self.render()
             except Exception as error:
                 raise ConfigError(
-                    "env.pixels", f"nothing renders here ({error}); MUJOCO_GL=egl, osmesa or glfw says what should"
+                    "env.pixels", f"rendering failed ({error}); set MUJOCO_GL to egl, osmesa or glfw"
                 ) from error
             self.observation_space = Box(0, 255, (pixels, pixels, 3), np.uint8)
         else:

@@ -86,13 +86,13 @@ class Gymnasium(VecEnv):
             return _shown(cfg, wrapping, own)
         if cfg.backend == "envpool":
             if type(wrapping) is not Wrapping:
-                raise ConfigError("env.backend", "is envpool, which does not give missions; use gymnasium")
+                raise ConfigError("env.backend", "is envpool, which does not provide missions; use gymnasium")
             return _from_envpool(cfg, options | own)
         spec = find(cfg.id)
         make = Maker(spec, cfg.kwargs, wrapping, cfg.id.rpartition(":")[0])
         if cfg.restart_failed:
             if cfg.vectorization == "native":
-                raise ConfigError("env.restart_failed", "makes single environments anew; use env.vectorization=list")
+                raise ConfigError("env.restart_failed", "replaces single environments; use env.vectorization=list")
             own["remake"] = make
         if cfg.vectorization == "subprocess":
             return Subprocess(make, workers=cfg.workers, **own, **make.offers)
@@ -107,13 +107,13 @@ def _check_masks(cfg: Config, there: bool) -> None:
     if not there and cfg.mask_key not in (None, MASK_KEY):
         raise ConfigError(
             "env.mask_key",
-            f"neither the observation nor info of {cfg.id} has {cfg.mask_key!r}; null plays without masks",
+            f"neither the observation nor info of {cfg.id} has {cfg.mask_key!r}; use null to run without masks",
         )
     repeats = {"frame_skip": cfg.frame_skip > 1, "sticky_actions": bool(cfg.sticky_actions)}
     for key in [key for key, asked in repeats.items() if asked and there]:
         raise ConfigError(
             f"env.{key}",
-            f"repeats actions that the masks of {cfg.id} may forbid by then; env.mask_key=null has none",
+            f"repeats actions that the masks of {cfg.id} may forbid by then; set env.mask_key=null",
         )
 
 
@@ -122,27 +122,28 @@ def _shown(cfg: Config, wrapping: Wrapping, own: dict[str, Any]) -> VecEnv:
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # headless rendering
     if (modes := render_modes(spec := find(cfg.id))) and "rgb_array" not in modes:
         said = f"{cfg.id} shows no pictures of itself: it renders {', '.join(modes)}, and no rgb_array"
-        raise ConfigError("eval.record", f"{said}; 0 records none")
+        raise ConfigError("eval.record", f"{said}; use 0")
     try:
         make = Maker(spec, {**cfg.kwargs, "render_mode": "rgb_array"}, wrapping, cfg.id.rpartition(":")[0])
         return EnvList([make() for _ in own["env_ids"]], **make.offers, **own)
     except ConfigError as error:
-        raise ConfigError("eval.record", f"{cfg.id} shows no pictures of itself; 0 records none ({error})") from error
+        raise ConfigError("eval.record", f"{cfg.id} cannot render; use 0 ({error})") from error
 
 
 def _from_envpool(cfg: Config, options: dict[str, Any]) -> VecEnv:
     if options.pop("info_keys"):
-        raise ConfigError("env.info_keys", "reads info of single environments, and env.backend=envpool has none")
+        raise ConfigError("env.info_keys", "reads info of single environments, but env.backend=envpool has none")
     if cfg.kwargs.get("render_mode") is not None:
-        raise ConfigError("env.kwargs.render_mode", "is of single environments: a vector shows nothing; leave it out")
+        raise ConfigError("env.kwargs.render_mode", "applies to single environments; a vector does not render")
     from rlplug.envs.envpool import make_envpool  # imported here: the package is optional
 
     if cfg.vectorization not in ("auto", "native"):
         raise ConfigError(
-            "env.vectorization", f"is {cfg.vectorization}, but envpool is a vector of its own; use auto or native"
+            "env.vectorization",
+            f"is {cfg.vectorization}, but envpool is a native vector environment; use auto or native",
         )
     if cfg.restart_failed:
-        raise ConfigError("env.restart_failed", "makes single environments anew, and env.backend=envpool has none")
+        raise ConfigError("env.restart_failed", "replaces single environments, but env.backend=envpool has none")
     if options.pop("flatten"):
-        raise ConfigError("env.flatten", "wraps single environments, and env.backend=envpool has none")
+        raise ConfigError("env.flatten", "wraps single environments, but env.backend=envpool has none")
     return make_envpool(id=cfg.id, num_envs=len(options["env_ids"]), kwargs=cfg.kwargs, **options)

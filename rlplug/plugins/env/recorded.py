@@ -12,8 +12,8 @@ from rlplug.data.source import Reading
 from rlplug.settings import option, settings
 from rlplug.types import ConfigError, EnvSpec, RunError
 
-WAY = "python -m rlplug estimate <run> judges its policy by recorded episodes"
-UNPLAYABLE = f"env=recorded has recorded episodes alone, and nothing that can be played; {WAY}"
+WAY = "python -m rlplug estimate <run> estimates its policy's return from recorded episodes"
+UNPLAYABLE = f"env=recorded has only recorded episodes and cannot be played; {WAY}"
 
 
 class Recorded(VecEnv):
@@ -34,7 +34,9 @@ class Recorded(VecEnv):
         reading = Reading(damaged="skip", unfinished="skip", key="env.path")
         source = open_file(files_of(cfg.path, reading.key)[0], reading)
         if source.spec is None:
-            raise ConfigError("env.path", f"{source.path} does not say its spaces; choose its environment with env=")
+            raise ConfigError(
+                "env.path", f"{source.path} does not declare its spaces; choose its environment with env="
+            )
         self.spec: EnvSpec = source.spec
 
     def reset(self, seeds: Any, tasks: Any = None) -> Any:

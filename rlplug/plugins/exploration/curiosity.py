@@ -76,5 +76,5 @@ def network(ctx: Context, node: Any, space: Any, key: str) -> Model:
     """
     model = ctx.build(node, space)
     if model.recurrent:
-        raise ConfigError(key, f"{type(model).__name__} is recurrent, but single observations are compared; take mlp")
+        raise ConfigError(key, f"{type(model).__name__} is recurrent, but single observations are compared; use mlp")
     return model

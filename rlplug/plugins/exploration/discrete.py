@@ -51,7 +51,7 @@ class EpsilonGreedy(Exploration):
                 "exploration.epsilon_greedy", f"chooses among discrete actions, but the actions are {space}"
             )
         if cfg.ape_x_alpha is not None and ctx.num_envs == 1:
-            said = "1 environment alone would get the largest of Ape-X's epsilons and always explore; take 2 or more"
+            said = "1 environment would get the largest of Ape-X's epsilons and always explore; use 2 or more"
             raise ConfigError("num_envs", said)
         self.ctx, self.sizes, self.alpha = ctx, sizes, cfg.ape_x_alpha
         self.epsilon = ctx.schedule(cfg.epsilon)
@@ -106,7 +106,7 @@ class Boltzmann(Exploration):
             said = "gives none" if q is None else f"gives {list(q.shape[1:])} of them"
             raise ConfigError(
                 "exploration.boltzmann",
-                f"draws by the values of {size} actions, and this algorithm {said}; with algo=dqn it works",
+                f"draws by the values of {size} actions, but this algorithm {said}; use algo=dqn",
             )
         noise = self.ctx.rand(len(action), size).clamp_min(torch.finfo(q.dtype).tiny)
         gumbel = -(-noise.log()).clamp_min(torch.finfo(q.dtype).tiny).log()

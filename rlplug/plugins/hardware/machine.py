@@ -55,7 +55,7 @@ class GPU(Auto):
 
     def plan(self) -> Plan:
         if not torch.cuda.is_available():
-            raise ConfigError("hardware", "needs a CUDA device, and none is found here; hardware=cpu works")
+            raise ConfigError("hardware", "needs a CUDA device, but none was found; use hardware=cpu")
         return cuda_devices(self.cfg)
 
 
@@ -66,12 +66,12 @@ class OnRay(Auto):
         if self.cfg.num_nodes > 1:
             raise ConfigError(
                 "hardware.num_nodes",
-                "is not used with Ray, which chooses the machines: hardware.devices is the number of all ranks",
+                "does not apply to Ray, which chooses the machines: hardware.devices is the number of all ranks",
             )
         if 0 < self.cfg.ray.num_gpus < 1 and self.cfg.devices > 1:
             raise ConfigError(
                 "hardware.ray.num_gpus",
-                f"{self.cfg.ray.num_gpus:g} lets ranks share CUDA devices, which NCCL cannot; take 1, or"
+                f"{self.cfg.ray.num_gpus:g} lets ranks share CUDA devices, which NCCL does not support; use 1, or"
                 " hardware.devices=1",
             )
         if not self.cfg.ray.num_gpus:
@@ -120,7 +120,7 @@ def processors(cfg: Config) -> Plan:
 
 def _check_precision(cfg: Config) -> None:
     if cfg.precision == "16-mixed":
-        raise ConfigError("hardware.precision", "processors do not compute in float16; bf16-mixed works")
+        raise ConfigError("hardware.precision", "CPUs do not support float16; use bf16-mixed")
 
 
 def cuda_devices(cfg: Config) -> Plan:
@@ -133,12 +133,10 @@ def cuda_devices(cfg: Config) -> Plan:
     if cfg.devices > found:
         raise ConfigError(
             "hardware.devices",
-            f"needs {cfg.devices} CUDA devices, but {found} were found; hardware.devices={found} works",
+            f"needs {cfg.devices} CUDA devices, but {found} were found; use hardware.devices={found}",
         )
     if cfg.precision == "bf16-mixed" and not torch.cuda.is_bf16_supported(including_emulation=False):
-        raise ConfigError(
-            "hardware.precision", f"{torch.cuda.get_device_name()} does not compute in bf16; 16-mixed works"
-        )
+        raise ConfigError("hardware.precision", f"{torch.cuda.get_device_name()} does not support bf16; use 16-mixed")
     return _plan(cfg, "cuda")
 
 

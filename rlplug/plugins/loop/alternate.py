@@ -30,14 +30,14 @@ class Alternate(Loop):
             if ctx.needs.data != "rollout" or cfg.in_flight > 1:
                 whole = "an algorithm that learns from whole rollouts"
                 needed = "loop.in_flight=1" if ctx.needs.data == "rollout" else whole
-                raise ConfigError("loop.preemption_threshold", f"needs {needed}; take null")
+                raise ConfigError("loop.preemption_threshold", f"needs {needed}; use null")
         self.tempo = Tempo(None, cfg.in_flight, cfg.broadcast_interval, cfg.max_weight_sync_delay)
         self.learning_starts, self.replay_ratio = ctx.learning_starts, ctx.replay_ratio
         self.given_away, self.per_step = ctx.needs.data in GIVEN_AWAY, updates_per_step(ctx)
 
     @classmethod
     def refusal(cls, algorithm: type[Algorithm], needs: Needs) -> str | None:
-        said = f"waits for all actors, and {algorithm.__name__} takes the gradients of each"
+        said = f"waits for all actors, but {algorithm.__name__} applies the gradients of each"
         return said if needs.gradients else None
 
     def run(self, run: Run) -> None:

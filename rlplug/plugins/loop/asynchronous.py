@@ -35,7 +35,7 @@ class Async(Loop):
         self.learning_starts, self.replay_ratio = ctx.learning_starts, ctx.replay_ratio
         self.given_away, self.per_step = ctx.needs.data in GIVEN_AWAY, updates_per_step(ctx)
         if cfg.max_staleness is not None and not self.given_away:
-            said = "leaves segments out, which a replay's windows would reach over; take null"
+            said = "drops segments, so that windows of a replay would span gaps; use null"
             raise ConfigError("loop.max_staleness", said)
         # Little's law: the mean age for any number of actors
         rounds = cfg.in_flight - 1 + (cfg.broadcast_interval - 1) // 2
@@ -43,12 +43,12 @@ class Async(Loop):
         if cfg.max_staleness is not None and cfg.max_staleness < least:
             why = f"in_flight={cfg.in_flight} and broadcast_interval={cfg.broadcast_interval}"
             said = f"{cfg.max_staleness} cannot be met: with {why} the average age of segments that arrive is {least}"
-            raise ConfigError("loop.max_staleness", f"{said}; take {least} or more")
+            raise ConfigError("loop.max_staleness", f"{said}; use {least} or more")
 
     @classmethod
     def refusal(cls, algorithm: type[Algorithm], needs: Needs) -> str | None:
         if not needs.off_policy and not needs.gradients:
-            return f"lets older weights play, and {algorithm.__name__} does not correct for that"
+            return f"collects with older weights, but {algorithm.__name__} does not correct for that"
         return None
 
     def updates(self, env_steps: int) -> int:

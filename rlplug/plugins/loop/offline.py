@@ -29,29 +29,29 @@ class Offline(Loop):
     def __init__(self, cfg: Config, ctx: Context) -> None:
         self.stream, self.one_pass, self.learning_starts = cfg.stream, not cfg.stream, max(1, ctx.learning_starts)
         if ctx.needs.data == "segments" and not cfg.stream:
-            said = "false reads once and then learns, and segments are learned from in order, as they come; take true"
+            said = "false reads the dataset before training, but segments are used in the order they arrive; use true"
             raise ConfigError("loop.stream", said)
         self.per_update = ctx.rollout_length * ctx.num_envs if ctx.replay_ratio is None else 1.0 / ctx.replay_ratio
 
     @classmethod
     def refusal(cls, algorithm: type[Algorithm], needs: Needs) -> str | None:
         if not needs.off_policy:
-            return f"learns from what others did, and {algorithm.__name__} does not correct for that"
+            return f"learns from other policies, but {algorithm.__name__} does not correct for that"
         return None
 
-    def steps(self, updates: int, whole: int) -> float:
+    def steps(self, updates: int, recorded: int) -> float:
         """Return the steps to read before update ``updates + 1``, of a dataset of ``whole`` steps."""
-        return self.learning_starts + updates * self.per_update if self.stream else whole
+        return self.learning_starts + updates * self.per_update if self.stream else recorded
 
     def run(self, run: Run) -> None:
-        whole = run.collector.spec.steps or 0
+        recorded = run.collector.spec.steps or 0
         while not run.done:
             run.report()
-            if run.progress.env_steps < self.steps(run.progress.updates, whole):
+            if run.progress.env_steps < self.steps(run.progress.updates, recorded):
                 run.collect()
             elif run.ready():
                 run.update()
             elif self.stream:
                 run.collect()
             else:
-                raise RunError(f"the {whole} steps of the recording are too few for one sample")
+                raise RunError(f"the {recorded} steps of the recording are too few for one sample")

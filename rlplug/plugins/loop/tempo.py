@@ -23,6 +23,6 @@ def updates_per_step(ctx: Context) -> float:
     round_steps, segments = ctx.rollout_length * ctx.num_envs, ctx.needs.data == "segments"
     most = ctx.sample_uses / ctx.batch_size if segments else 1.0 / round_steps
     if ctx.replay_ratio is not None and ctx.needs.data in GIVEN_AWAY and ctx.replay_ratio > most:
-        said = f"{ctx.replay_ratio} asks for more updates than there are samples, {most:g} a step; take null"
+        said = f"{ctx.replay_ratio} requests more updates than there are samples, {most:g} a step; use null"
         raise ConfigError("replay_ratio", said)
     return most if ctx.replay_ratio is None else ctx.replay_ratio

@@ -65,7 +65,7 @@ class NatureCNN(Convolutional):
 
     def _too_small(self, filters: list[Filter], error: ValueError) -> str:
         _, height, width = self.size
-        way = "model=cnn chooses filters by the size of the image" if min(height, width) >= 4 else "take model=mlp"
+        way = "model=cnn chooses filters by the size of the image" if min(height, width) >= 4 else "use model=mlp"
         return f"{[list(f) for f in filters]} do not fit images of {height}x{width}: {error}; {way}"
 
 

@@ -55,7 +55,7 @@ class MultiInput(Model):
                 raise ConfigError(
                     "model",
                     f"multi_input has no recurrent state, but {type(model).__name__} inside it has: "
-                    "put it around, model=lstm model@model.torso=multi_input",
+                    "use it as the torso, model=lstm model@model.torso=multi_input",
                 )
         self.joint = nn.MLP(
             sum(model.out_dim for model in models),

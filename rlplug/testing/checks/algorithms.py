@@ -42,7 +42,7 @@ COMPILED = 3
 def check_learns(case: Case) -> None:
     """Check that terms and metrics are finite over a few updates, and that every part updates its parameters."""
     cls = load("algo", case.name)
-    require(issubclass(cls, Algorithm), f"{cls.__name__} is no rlplug.api.Algorithm: derive it from that class")
+    require(issubclass(cls, Algorithm), f"{cls.__name__} is not an rlplug.api.Algorithm: derive it from that class")
     trainer = case.build()
     needs = trainer.ctx.needs
     require(isinstance(needs, Needs), f"needs() returns {type(needs).__name__}; return rlplug.api.Needs")
@@ -56,14 +56,14 @@ def check_learns(case: Case) -> None:
     before = {name: [p.detach().clone() for p in part.params] for name, part in parts.items()}
     updates = max([UPDATES + 1, *(part.optim.every for part in parts.values())])
     lent = Lent()
-    record = play(trainer, updates, also=lent)
+    history = play(trainer, updates, also=lent)
     held = lent.held(trainer)
-    require(not held, f"{some(held)} is the memory of a segment, which the collector writes again: keep a .clone()")
+    require(not held, f"{some(held)} shares the memory of a segment, which the collector overwrites: keep a .clone()")
     learns = any(True for _ in trainer.algorithm.parameters())  # a planner has none
-    for number, losses in enumerate(record.losses, 1):
+    for number, losses in enumerate(history.losses, 1):
         require(losses or not learns, f"update {number} returns no terms and no metrics: nothing would be logged")
         for name, value in losses.items():
-            require(value.ndim == 0, f"update() returns {name!r} with shape {list(value.shape)}; what is logged is 0-d")
+            require(value.ndim == 0, f"update() returns {name!r} with shape {list(value.shape)}; logged values are 0-d")
             require(
                 torch.isfinite(value),
                 f"{name!r} is {value.item()} at update {number}: look for log(0), a division by 0, exp of something"
@@ -76,7 +76,7 @@ def check_learns(case: Case) -> None:
         waits = part.optim.lr is not None and not part.optim.lr
         require(
             waits or not still,
-            f"part {name!r} has moved no parameter after {updates} updates: does forward compute its terms, and does"
+            f"part {name!r} changed no parameter after {updates} updates: does forward compute its terms, and does"
             " update() name it?",
         )
     trainer.close()
@@ -90,10 +90,10 @@ def check_act(case: Case) -> None:
     for mode in ("explore", "greedy", "random"):
         for out in answers(trainer.algorithm, trainer.ctx, rows, mode):
             for leaf in tree.leaves(out):
-                require(isinstance(leaf, Tensor), f"act() in mode {mode!r} gives a {type(leaf).__name__}; give tensors")
+                require(isinstance(leaf, Tensor), f"act({mode!r}) returns a {type(leaf).__name__}; return tensors")
             for name, group in spec.groups.items():
                 part, who = out[name] if spec.nested else out, f"act() in mode {mode!r}"
-                require("action" in part, f"{who} gives {sorted(part)}, and no 'action'")
+                require("action" in part, f"{who} returns {sorted(part)} without 'action'")
                 # A Gaussian policy that trains on its own log-probabilities may leave the box: the environment clips.
                 learns_by_logp = type(trainer.algorithm).logp is not Algorithm.logp
                 own = "logp" in needs.keys or not needs.off_policy or learns_by_logp
@@ -102,7 +102,7 @@ def check_act(case: Case) -> None:
                 require_inside(action, group.action, who, bounded)
     said = [answers(trainer.algorithm, trainer.ctx, rows, "greedy", seed) for seed in (1, 2)]
     names = differences(*([_actions(out) for out in outs] for outs in said))
-    why = random_layers(trainer.algorithm) or "an agent is judged by its best action"
+    why = random_layers(trainer.algorithm) or "an evaluation uses the best action"
     require(not names, f"act() in mode 'greedy' depends on random numbers; {why}")
     _check_columns(trainer, rows, said[0])
     trainer.close()
@@ -114,7 +114,7 @@ def _check_columns(trainer: Trainer, rows: Sequence[Batch], acted: Sequence[Batc
         alike = [tree.map(lambda leaf: leaf[[column] * COLUMNS], row) for row in rows]  # noqa: B023
         for one, other in zip(acted, answers(trainer.algorithm, trainer.ctx, alike, "greedy"), strict=True):
             alone, among = (tree.map(lambda leaf: leaf[column], _actions(out)) for out in (one, other))  # noqa: B023
-            require_own_rows(alone, among, "act() gives an environment another action", trainer.algorithm)
+            require_own_rows(alone, among, "act() gives an environment a different action", trainer.algorithm)
 
 
 def _actions(out: Batch) -> Any:
@@ -128,12 +128,12 @@ def require_inside(action: Tensor, space: spaces.Space[Any], who: str, bounded: 
     shape = (len(action), *(space.shape or ()))
     require(
         tuple(action.shape) == shape,
-        f"{who} gives actions of shape {list(action.shape)}; the space {space} wants {list(shape)}",
+        f"{who} gives actions of shape {list(action.shape)}; the space {space} needs {list(shape)}",
     )
     floating = isinstance(space, spaces.Box)
     require(
         action.is_floating_point() == floating,
-        f"{who} gives actions of type {action.dtype}; the space {space} wants {'float32' if floating else 'int64'}",
+        f"{who} gives actions of type {action.dtype}; the space {space} needs {'float32' if floating else 'int64'}",
     )
     require(torch.isfinite(action).all(), f"{who} gives actions that are not finite")
     if bounded:
@@ -169,9 +169,9 @@ def check_determinism(case: Case) -> None:
         trainer = case.build(seed=seed)
         if disturb is not None:
             disturb.reseed()
-        record = play(trainer, also=disturb)
+        history = play(trainer, also=disturb)
         trainer.close()
-        return trainer.algorithm.state_dict() or record.segment, record.losses
+        return trainer.algorithm.state_dict() or history.segment, history.losses
 
     (weights, losses), (disturbed, losses_disturbed), (other, _) = run(0), run(0, Disturb()), run(1)
     if differences(weights, disturbed) or differences(losses, losses_disturbed):
@@ -179,8 +179,8 @@ def check_determinism(case: Case) -> None:
         names = differences(weights, again) + differences(losses, losses_again)
         require(not names, f"two runs with seed 0 differ in {some(names)}: is a set iterated over, or the time read?")
         raise AssertionError(
-            "a run changes when the global generators are drawn from and an evaluation takes place in between: draw"
-            " with ctx.randn, ctx.rand and ctx.randint only, and let act() in mode 'greedy' change nothing",
+            "a run changes when other code uses the global generators and an evaluation runs in between: draw"
+            " with ctx.randn, ctx.rand and ctx.randint only, and change nothing in act() in mode 'greedy'",
         )
     what = "rows" if "valid" in weights else "weights"
     require(differences(weights, other), f"a run with seed 1 ends with the {what} of seed 0: the seed is ignored")
@@ -189,22 +189,22 @@ def check_determinism(case: Case) -> None:
 def check_compiled(case: Case) -> None:
     """Check that functions traced for ``compile=max`` compute the same as Python, up to rounding."""
     differ: list[str] = []
-    why = "what act, perturb, prepare and forward read of self is traced once; keep what changes in tensors, and move"
-    why = f"{why} these in place"
+    why = "what act, perturb, prepare and forward read of self is traced once; keep changing values in tensors, and"
+    why = f"{why} update them in place"
 
     def run(compile: str) -> list[dict[str, Tensor]]:
         trainer = case.build(f"compile={compile}")
         with interpreted(), warnings.catch_warnings(record=True) as said:  # it may run eagerly
             warnings.simplefilter("always")
-            record = play(trainer, COMPILED)
+            history = play(trainer, COMPILED)
         trainer.close()
         differ.extend(str(one.message) for one in said if "compared with the eager function" in str(one.message))
-        return record.losses[:COMPILED]
+        return history.losses[:COMPILED]
 
     for number, (eager, traced) in enumerate(zip(run("off"), run("max"), strict=True), 1):
         both = [key for key in eager if key in traced]
         names = [key for key in both if not torch.allclose(eager[key].float(), traced[key].float(), 1e-3, 1e-3)]
-        require(not names, f"with compile=max {some(names)} of update {number} are others: {why}")
+        require(not names, f"with compile=max {some(names)} of update {number} differ: {why}")
     require(not differ, f"{'; '.join(differ)}: {why}")
 
 
@@ -223,7 +223,7 @@ def check_state(case: Case) -> None:
         fresh.algorithm.load_state_dict({key: state[key] for key in keys}, strict=strict)
         now = fresh.algorithm.state_dict()
         names = differences({key: now.get(key) for key in keys}, {key: state[key] for key in keys})
-        require(not names, f"load_state_dict() does not take over {some(names)} of {what}")
+        require(not names, f"load_state_dict() does not restore {some(names)} of {what}")
         fresh.ctx.schedules.refresh(trained.steps)
         trained.ctx.schedules.refresh(trained.steps)
         for mode in ("greedy", "explore"):
@@ -233,8 +233,9 @@ def check_state(case: Case) -> None:
             mine = f"; on self, and not in state_dict(), is {some(own)}" if own else ""
             require(
                 not names,
-                f"a fresh algorithm that loaded {what} acts otherwise in mode {mode!r} ({some(names)}){mine}: keep what"
-                " act() reads in parameters and registered buffers" + ("" if strict else ", named in actor_keys()"),
+                f"a fresh algorithm that loaded {what} acts differently in mode {mode!r} ({some(names)}){mine}: keep"
+                " what act() reads in parameters and registered buffers"
+                + ("" if strict else ", named in actor_keys()"),
             )
         fresh.close()
     trained.close()

@@ -35,14 +35,12 @@ def check_streams(name: str, **changes: Any) -> None:
 
 def _check_stream(name: str, variant: Variant) -> None:
     stream, buffer = variant.stream(), variant.make()
-    require(not buffer.ready(), "an empty buffer says that it is ready")
+    require(not buffer.ready(), "an empty buffer returns True from ready()")
     drawn, ids, added, was_ready = set[int](), dict[int, int](), list[int](), False
     for turn, start in enumerate(range(0, CAPACITY * 2 - ROWS - 1, ROWS)):
         buffer.add(Segment(variant.segment(stream, start)))
         lent = addresses(buffer).keys() & addresses(stream.memory).keys()
-        require(
-            not lent, "add() keeps the memory of a segment, which the collector writes again: keep a copy, .clone()"
-        )
+        require(not lent, "add() keeps the memory of a segment, which the collector overwrites: keep a copy, .clone()")
         added += _numbers(tree.map(lambda leaf: leaf[start : start + ROWS], stream.rows))  # noqa: B023
         require(buffer.ready() or not was_ready, f"{name} was ready, and no longer is after a further segment")
         was_ready = buffer.ready()
@@ -90,15 +88,15 @@ def _check_sample(stream: Stream, sample: Batch, variant: Variant) -> set[int]:
     far = ~torch.cat(same, 1).all(1)
     require(
         not far.any(),
-        f"behind rows {now[far][:3].tolist()} of the stream stand {number[t + 1, b][far][:3].tolist()}, not the next"
-        f" ones of their columns, or not as they were (window {window}): look at wrap-around, at the row that the next"
-        " segment overwrites, and at what images are made of",
+        f"rows {now[far][:3].tolist()} of the stream are followed by {number[t + 1, b][far][:3].tolist()}, not by the"
+        f" next rows of their columns, or by changed ones (window {window}): check wrap-around, the row that the next"
+        " segment overwrites, and the parts of images",
     )
     require(truth["valid"][now].all(), "a row that is not valid came back as valid")
     for key in ("obs", "reward", "terminated", "truncated", "is_first"):
         require(key in sample, f"a sample lacks {key!r}")
         found = differences({key: tree.take(sample[key], (t, b))}, {key: tree.take(truth[key], now)})
-        said = f"{key!r} of a sampled row is not what was added: copy a segment's memory, it is written again"
+        said = f"{key!r} of a sampled row is not what was added: copy a segment's memory, which is overwritten"
         require(not {*found} - changed, said)
     if "carry" in needs.keys:
         rows = number[:1] if variant.cls.sequences else number[: len(number)]
@@ -160,13 +158,13 @@ def _check_priorities(variant: Variant) -> None:
         share = is_high.sum() / is_known.sum()
         require(
             share > 0.8,
-            f"half of the windows were given 100 times the priority of the others, and {share:.0%} of what is sampled"
-            " is of them: does feedback() take over the priority?",
+            f"half of the windows have 100 times the priority of the others, but are {share:.0%} of the samples:"
+            " does feedback() apply the priority?",
         )
         low = is_known & ~is_high
         require(
             not low.any() or prob[is_high].min() > prob[low].max(),
-            "'sample_prob' of windows with a high priority is not above that of windows with a low one",
+            "'sample_prob' of windows with a high priority is not greater than that of windows with a low one",
         )
 
 
@@ -213,7 +211,7 @@ def _check_saved(variant: Variant) -> None:
             if turn % 2 and twin.ready():
                 sample, again = twin.sample(), buffer.sample()
                 names = differences(sample, again)
-                said = f"after load() it samples other {some(names)}: save() what sample() reads"
+                said = f"after load() it samples different {some(names)}: save() must cover what sample() reads"
                 require(not names, (_idle(variant, buffer) if names else "") or said)
                 if "index" in sample:
                     priority = 1.0 + sample["index"] % 7
@@ -227,7 +225,7 @@ def _idle(variant: Variant, loaded: Buffer) -> str:
     for log, buffer in zip(logs, (loaded, variant.make()), strict=True):
         buffer.save(log)
     same = not differences(*({"state": log.state, "rows": stored(log)} for log in logs))
-    return "load() does nothing: what is saved afterwards is what a new buffer saves" if same else ""
+    return "load() does nothing: save() then equals that of a new buffer" if same else ""
 
 
 class Counting(FileRowLog):
@@ -249,5 +247,5 @@ def check_nbytes(name: str, **changes: Any) -> None:
             if variant.data != "rollout" or not buffer.ready():
                 buffer.add(Segment(variant.segment(stream, start)))
         kept = sum(addresses(buffer).values())
-        require(kept <= said, f"nbytes() says {said}, but {kept} bytes are kept: count every array {variant}")
-        require(said <= 1.1 * kept + 1024, f"nbytes() says {said}, but only {kept} bytes are kept {variant}")
+        require(kept <= said, f"nbytes() returns {said}, but {kept} bytes are kept: count every array {variant}")
+        require(said <= 1.1 * kept + 1024, f"nbytes() returns {said}, but only {kept} bytes are kept {variant}")

@@ -25,13 +25,13 @@ def layers(root: nn.Module, kind: type[nn.Module] | tuple[type[nn.Module], ...])
 def random_layers(root: nn.Module) -> str:
     """Suggest a fix for layers that drop values at random; empty if there is none."""
     found = layers(root, (_DropoutNd, nn.RReLU))
-    return found and f"{found} drops values at random, so that ranks, repeats and resumed runs differ: leave it out"
+    return found and f"{found} drops random values, so ranks, repeats and resumed runs differ: remove it"
 
 
 def mixing_layers(root: nn.Module) -> str:
     """Suggest a fix for layers that compute batch statistics; empty if there is none."""
     found = layers(root, _BatchNorm)
-    return found and f"{found} mixes the rows of a batch: take LayerNorm"
+    return found and f"{found} mixes the rows of a batch: use LayerNorm"
 
 
 def require_own_rows(alone: Any, among: Any, what: str, root: nn.Module) -> None:
@@ -45,7 +45,7 @@ def require_own_rows(alone: Any, among: Any, what: str, root: nn.Module) -> None
         torch.allclose(one[key].double(), two[key].double(), rtol=1e-3, atol=1e-4, equal_nan=True) for key in one
     )
     why = mixing_layers(root) or "look for a mean, a maximum or a normalization over the batch"
-    require(same, f"{what} when other rows stand beside it: {why}")
+    require(same, f"{what} when the batch has other rows: {why}")
 
 
 def counted(batch: Batch, term: Tensor) -> Tensor | None:
@@ -76,4 +76,4 @@ def check_rows(who: Trainable, batch: Batch, parts: Sequence[str]) -> None:
             mask = counted(batch, term)
             where = ... if mask is None or not axis else mask[index]
             one, other = (x.detach()[index][where] for x in (term, alone[name]))
-            require_own_rows(one, other, f"forward() gives the term {name!r} of a row another value", who)
+            require_own_rows(one, other, f"forward() gives the term {name!r} of a row a different value", who)

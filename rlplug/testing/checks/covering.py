@@ -23,7 +23,7 @@ def base(algorithm: str) -> Cell:
     """Return the cell of the algorithm's first supported action space, without other features."""
     cells = [Cell(algorithm, action=action) for action in levels("action")]
     served = next((cell for cell in cells if cell.refusal() is None), None)
-    require(served, f"{algorithm} serves no action space: {'; '.join(str(cell.refusal()) for cell in cells)}")
+    require(served, f"{algorithm} supports no action space: {'; '.join(str(cell.refusal()) for cell in cells)}")
     return served or cells[0]
 
 

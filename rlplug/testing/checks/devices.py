@@ -28,7 +28,7 @@ def rows_of(env: VecEnv, rows: Batch) -> Batch:
     device = env.traits.device
     for path, leaf in tree.items(rows) if device is not None else ():
         there = getattr(leaf, "device", "the host")
-        assert there == device, f"{'.'.join(path)} is on {there}; the environment says that it is on {device}"
+        assert there == device, f"{'.'.join(path)} is on {there}; the environment declares {device}"
     return tree.map(lambda x: np.array(x.cpu() if isinstance(x, torch.Tensor) else x), rows)
 
 

@@ -48,7 +48,7 @@ def walk(env: VecEnv, seed: int, steps: int, actions: int = 0) -> Iterator[tuple
         action = draw(env, row)
         given = tree.map(np.copy, action)
         row = stepped(env, action)
-        require(not differences(action, given), "step() changes the array of actions that it is given")
+        require(not differences(action, given), "step() changes the array of actions that it receives")
         yield row, given
 
 
@@ -90,10 +90,10 @@ def check_env(name: str, option: str | None = None, **changes: Any) -> None:
             said = "bounded actions lie in [-1, 1]: rescale them inside step()"
             require((low == -1).all() and (high == 1).all(), said)
     clash = {*spec.nested} & {*KEYS, *spec.extras}
-    require(not clash, f"a group is named as a key of a batch: {some(sorted(clash))}")
+    require(not clash, f"a group has the name of a batch key: {some(sorted(clash))}")
     require(
         not spec.has_agents or env.autoreset is AutoresetMode.NEXT_STEP,
-        "an environment with agents resets with the step behind the end of an episode: AutoresetMode.NEXT_STEP",
+        "an environment with agents must reset on the step after the end of an episode: AutoresetMode.NEXT_STEP",
     )
     length, over, ends = np.zeros(COLUMNS, np.int64), np.zeros(COLUMNS, np.bool_), 0
     alive: dict[str, Any] = {}  # by group, in the previous row
@@ -120,7 +120,7 @@ def check_env(name: str, option: str | None = None, **changes: Any) -> None:
             continue
         if spec.has_agents:
             going = np.asarray(np.concatenate([*alive.values()], 1).any(1))
-            require((going | ~over).all(), "the step that resets an ended column has nobody alive in its first row")
+            require((going | ~over).all(), "the step that resets an ended column has no live agent in its first row")
             ended = np.asarray(~going)
         else:
             ended = np.asarray(row["terminated"] | row["truncated"])
@@ -164,8 +164,8 @@ def _check_group(name: str, group: Group, part: Batch, first: bool, has_agents: 
     core = {} if first else CORE
     for key, dtype in (core | ({"alive": np.bool_} if has_agents else {})).items():
         leaf = part[key]
-        require(leaf.shape == columns, f"step() gives {where + key!r} with shape {leaf.shape}; wanted {columns}")
-        require(leaf.dtype == dtype, f"step() gives {where + key!r} as {leaf.dtype}; wanted {np.dtype(dtype)}")
+        require(leaf.shape == columns, f"step() gives {where + key!r} with shape {leaf.shape}; expected {columns}")
+        require(leaf.dtype == dtype, f"step() gives {where + key!r} as {leaf.dtype}; expected {np.dtype(dtype)}")
     if not first:
         require(np.isfinite(part["reward"]).all(), "a reward is not finite")
 
@@ -178,7 +178,7 @@ def _check_alive(name: str, part: Batch, before: Any, over: np.ndarray) -> None:
         over: columns that were reset in this row.
     """
     if before is None:
-        require(part["alive"].any(), "nobody is alive in the first row")
+        require(part["alive"].any(), "no agent is alive in the first row")
         return
     who = f"an agent of {name!r}" if name else "an agent"
     alive, ended = (x.reshape(COLUMNS, -1)[~over] for x in (part["alive"], part["terminated"] | part["truncated"]))
@@ -194,8 +194,8 @@ def _inside(key: str, leaf: Any, space: Any, columns: tuple[int, ...] = (COLUMNS
         for word in name.removeprefix(key).split(".")[1:]:
             inner = inner[word]
         shape = (*columns, *inner.shape)
-        require(part.shape == shape, f"{name} has shape {part.shape}; wanted {shape}")
-        require(part.dtype == inner.dtype, f"{name} is {part.dtype}; its space says {inner.dtype}")
+        require(part.shape == shape, f"{name} has shape {part.shape}; expected {shape}")
+        require(part.dtype == inner.dtype, f"{name} is {part.dtype}; its space declares {inner.dtype}")
         out = [row.tolist() for row in part.reshape(-1, *inner.shape) if not inner.contains(row)]
         require(not out, f"{name} is outside of {inner}, such as {out[:1]}")
 
@@ -203,8 +203,8 @@ def _inside(key: str, leaf: Any, space: Any, columns: tuple[int, ...] = (COLUMNS
 def _allows(key: str, mask: Any, space: Any, idle: np.ndarray, columns: tuple[int, ...]) -> None:
     sizes = np.array([space.n]) if isinstance(space, Discrete) else space.nvec
     shape = (*columns, int(sizes.sum()))
-    require(mask.shape == shape, f"{key!r} has shape {mask.shape}; wanted {shape}")
-    require(mask.dtype == np.bool_, f"{key!r} is {mask.dtype}; wanted bool")
+    require(mask.shape == shape, f"{key!r} has shape {mask.shape}; expected {shape}")
+    require(mask.dtype == np.bool_, f"{key!r} is {mask.dtype}; expected bool")
     allowed = np.logical_or.reduceat(mask, np.cumsum(sizes) - sizes, axis=-1).all(-1)
     require((allowed | idle).all(), f"{key!r} forbids every action in a row that is acted on")
 
@@ -216,9 +216,9 @@ def _can(name: str, option: str | None, vectorization: str) -> bool:
 
 
 def _same_in_processes(here: VecEnv, there: VecEnv) -> None:
-    require(here.spec == there.spec, "in worker processes it has another spec than in this one")
+    require(here.spec == there.spec, "its spec in worker processes differs from that in this one")
     names = differences(list(walk(here, 7, 60)), list(walk(there, 7, 60)))
-    require(not names, f"in worker processes equal seeds and actions give other rows than in this one ({some(names)})")
+    require(not names, f"equal seeds and actions give different rows in worker processes ({some(names)})")
     here.close()
     there.close()
 
@@ -226,7 +226,7 @@ def _same_in_processes(here: VecEnv, there: VecEnv) -> None:
 def _follows_its_seeds(env: VecEnv, twin: VecEnv) -> None:
     one, two = (list(walk(env, 7, 60)) for _ in range(2))
     names = differences(one, two)
-    require(not names, f"reset with equal seeds and stepped with equal actions it gives other rows ({some(names)})")
+    require(not names, f"equal seeds and actions give different rows ({some(names)})")
     *_, (row, _) = walk(env, 7, 30)
     state = copy_to_host(env.state())
     if state is None:
@@ -243,8 +243,8 @@ def _follows_its_seeds(env: VecEnv, twin: VecEnv) -> None:
     before = copy_to_host(twin.state())
     twin.load(decode(encode(state)))  # as in a checkpoint
     idle = differences(before, state) and not differences(before, copy_to_host(twin.state()))
-    require(not idle, "load() does nothing: state() is afterwards what it was before")
+    require(not idle, "load() does nothing: state() is unchanged")
     again = [stepped(twin, tree.map(np.copy, action)) for action in actions]
     names = differences(went_on, again)
-    require(not names, f"another one that loads its state() does not continue as it did ({some(names)})")
+    require(not names, f"a second one that loads its state() continues differently ({some(names)})")
     twin.close()

@@ -63,7 +63,7 @@ def accepts(case: Case, name: str) -> bool:
     except ConfigError as error:
         require(
             error.key.startswith("exploration"),
-            f"is refused with the key {error.key!r}; a refusal names its own key, exploration.{name}",
+            f"is refused with the key {error.key!r}; a refusal must name its own key, exploration.{name}",
         )
         return False
     allowed = trainer.ctx.needs.perturbable or not perturbs
@@ -101,7 +101,7 @@ def _on(tried: Sequence[Case]) -> str:
 def check_exploration(case: Case, name: str) -> None:
     """Check a short run: it changes the data, actions stay inside the space, equal seeds give equal runs."""
     cls = _component(name)
-    require(issubclass(cls, Exploration), f"{cls.__name__} is no rlplug.api.Exploration: derive it from that class")
+    require(issubclass(cls, Exploration), f"{cls.__name__} is not an rlplug.api.Exploration: derive it from that class")
     trainer = case.build(f"exploration=[{name}]")
     _check_perturb(trainer, _module(trainer, name))  # before a run acts by it
     trainer.close()
@@ -110,16 +110,16 @@ def check_exploration(case: Case, name: str) -> None:
         trainer = case.build(word)
         watch(trainer)
         lent = Lent()
-        record = play(trainer, also=lent)
+        history = play(trainer, also=lent)
         held = lent.held(trainer)
-        require(not held, f"{some(held)} is the memory of a segment, which the collector writes again: keep a .clone()")
-        for losses in record.losses:
+        require(not held, f"{some(held)} shares memory of a segment, which the collector overwrites: keep a .clone()")
+        for losses in history.losses:
             wrong = [key for key, value in losses.items() if not torch.isfinite(value).all()]
             require(not wrong, f"{some(wrong)} is not finite with {name} on top of {case.name}")
         weights = tree.map(torch.clone, trainer.algorithm.state_dict())
         for _ in range(ROUNDS):
             trainer.collect()
-        runs.append(({"weights": weights, "obs": trainer.collector.state()["open"]["obs"]}, record.losses))
+        runs.append(({"weights": weights, "obs": trainer.collector.state()["open"]["obs"]}, history.losses))
         if word != "exploration=[]":
             _check_module(trainer, _module(trainer, name))
             shown = _acts_otherwise(trainer, _module(trainer, name))
@@ -159,13 +159,14 @@ def _check_perturb(trainer: Trainer, extra: Exploration) -> None:
             before = tree.map(torch.clone, out)
             changed, carry = extra.perturb(out, row, carry)
             names = differences(before, out)
-            require(not names, f"perturb() writes into {some(names)} of its argument: give a new tensor")
+            require(not names, f"perturb() writes into {some(names)} of its argument: return a new tensor")
             require(changed.keys() >= out.keys(), f"perturb() drops {sorted(out.keys() - changed.keys())}")
             require_inside(changed["action"], space, "perturb()")
             if "action_mask" in row:
                 one_hot = flatten(space, changed["action"]).bool()
                 require(
-                    (row["action_mask"] | ~one_hot).all(), 'perturb() takes forbidden actions: heed step["action_mask"]'
+                    (row["action_mask"] | ~one_hot).all(),
+                    'perturb() takes forbidden actions: respect step["action_mask"]',
                 )
 
 
@@ -187,7 +188,7 @@ def _check_weights(trainer: Trainer, extra: Exploration) -> None:
     wrong = [name for name, p in own.items() if (noisy[name].shape, noisy[name].dtype) != (p.shape, p.dtype)]
     require(not wrong, f"weights() changes shape or dtype of {some(wrong)}")
     names = differences({name: p.detach() for name, p in trainer.algorithm.named_parameters()}, own)
-    require(not names, f"weights() writes into {some(names)} of its argument: give new tensors")
+    require(not names, f"weights() writes into {some(names)} of its argument: return new tensors")
 
 
 def _acts_otherwise(trainer: Trainer, extra: Exploration) -> bool:
@@ -214,13 +215,13 @@ def _check_reward(trainer: Trainer, extra: Exploration) -> None:
     before = tree.map(torch.clone, sample)
     reward: Any = extra.intrinsic_reward(sample)
     names = differences(before, sample)
-    require(not names, f"reward() writes into {some(names)} of its argument: give a new tensor")
+    require(not names, f"reward() writes into {some(names)} of its argument: return a new tensor")
     if reward is None:
         return
-    require(isinstance(reward, Tensor), f"reward() gives a {type(reward).__name__}; give a tensor or None")
+    require(isinstance(reward, Tensor), f"reward() returns a {type(reward).__name__}; return a tensor or None")
     require(
         reward.shape == sample["reward"].shape,
-        f"reward() has shape {list(reward.shape)}; it has a number for every row: {list(sample['reward'].shape)}",
+        f"reward() has shape {list(reward.shape)}; expected a number for every row: {list(sample['reward'].shape)}",
     )
     require(torch.isfinite(reward[sample["valid"]]).all(), "reward() is not finite on every valid row")
     require(not reward.requires_grad, "reward() has a gradient: compute it under torch.no_grad()")

@@ -45,8 +45,8 @@ def _require_same(before: Batch, after: Batch, name: str) -> None:
     names = differences(before, after)
     require(
         not names,
-        f"{name}() changes {some(names)} of the rows that it is given, which others read, too: compute new tensors, and"
-        " return them in a dict of its own, as in `batch | {...}`",
+        f"{name}() changes {some(names)} of its rows, which other code reads too: compute new tensors and return"
+        " them in a new dict, as in `batch | {...}`",
     )
 
 
@@ -62,4 +62,4 @@ def check_pickles(case: Case) -> None:
             why = "a lambda, a function inside a function, a generator, an open file"
             raise AssertionError(f"it cannot be pickled ({error}): look for {why} on self") from error
         names = differences(said, answers(copy, trainer.ctx, rows, "greedy"))
-        require(not names, f"a pickled copy acts otherwise ({some(names)}): does __getstate__ leave something out?")
+        require(not names, f"a pickled copy acts differently ({some(names)}): does __getstate__ omit something?")

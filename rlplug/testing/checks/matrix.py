@@ -247,12 +247,12 @@ def _check_run(trainer: Trainer) -> None:
             for part, of in learner.parts(who).items():
                 label = f"{type(root).__name__} {name} {part}"
                 before[label] = of.params, [p.detach().clone() for p in of.params]
-    record = play(trainer)
-    for losses in record.losses:
+    history = play(trainer)
+    for losses in history.losses:
         wrong = [key for key, value in losses.items() if not torch.isfinite(value).all()]
         require(not wrong, f"{', '.join(wrong)} is not finite")
     for part, (now, then) in before.items():
-        require(any(not torch.equal(a, b) for a, b in zip(now, then, strict=True)), f"{part} has moved no parameter")
+        require(any(not torch.equal(a, b) for a, b in zip(now, then, strict=True)), f"{part} changed no parameter")
         require(all(torch.isfinite(p).all() for p in now), f"{part} has a parameter that is not finite")
     trainer.agreement.request_stop(0)
     for name, value in callbacks_of(trainer).evaluate(trainer).items():

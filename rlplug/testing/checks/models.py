@@ -41,9 +41,7 @@ def check_model(name: str, option: str | None = None, **changes: Any) -> None:
     """Check a model on every kind of input that it accepts, at least one."""
     node = node_of("model", option or option_of("model", name), **changes)
     chosen = choose("model", "model", node)
-    require(
-        hasattr(chosen.cls, "batched"), "the class says batched = True (it computes ctx.ensemble_size itself) or False"
-    )
+    require(hasattr(chosen.cls, "batched"), "set batched = True (it computes ctx.ensemble_size itself) or False")
     served = []
     for what, space in SPACES.items():
         torch.manual_seed(0)
@@ -61,8 +59,8 @@ def check_model(name: str, option: str | None = None, **changes: Any) -> None:
         _check_members(several, space, what)
         _check_state(ctx, alone, space, what)
         recurrent = getattr(chosen.cls, "recurrent", None)
-        require(recurrent == bool(alone.initial_carry(B)), "the class says recurrent = True (it has a carry) or False")
-    require(served, f"{name} accepts none of {', '.join(SPACES)}: tell it a space with check_model")
+        require(recurrent == bool(alone.initial_carry(B)), "set recurrent = True (it has a carry) or False")
+    require(served, f"{name} accepts none of {', '.join(SPACES)}: pass a space to check_model")
 
 
 def _check_rows(model: Any, space: spaces.Space[Any], what: str) -> None:
@@ -70,11 +68,11 @@ def _check_rows(model: Any, space: spaces.Space[Any], what: str) -> None:
     x, carry, is_first = inputs(space, T), model.initial_carry(B), _beginnings()
     (first, _), (again, _) = model(x, carry, is_first), model(x, carry, is_first)
     why = random_layers(model) or "draw nothing in forward()"
-    require(torch.equal(first, again), f"{what}: called twice on the same rows it gives other features: {why}")
+    require(torch.equal(first, again), f"{what}: two calls on the same rows give different features: {why}")
     for column in range(B):
         copies = tree.map(lambda leaf: leaf[:, [column] * B], x)  # noqa: B023
         alike, _ = model(copies, carry, is_first[:, [column] * B])
-        said = f"{what}: forward() gives a row other features"
+        said = f"{what}: forward() gives a row different features"
         require_own_rows(first[..., column, :], alike[..., column, :], said, model)
 
 
@@ -93,7 +91,7 @@ def _check_shapes(model: Any, lead: tuple[int, ...], space: spaces.Space[Any], w
         require(len(leaf) == B, f"initial_carry(n) has {key} of shape {list(leaf.shape)}; its leaves are [n, ...]")
     out, last = model(x, carry, is_first)
     _shaped(out, (*lead, T, B, model.out_dim), f"{what} [T, B, ...]", lead)
-    require(flat(last).keys() == flat(carry).keys(), "the new carry has other keys than initial_carry")
+    require(flat(last).keys() == flat(carry).keys(), "the new carry has different keys than initial_carry")
 
     at, steps = carry, []
     for t in range(T):
@@ -102,13 +100,13 @@ def _check_shapes(model: Any, lead: tuple[int, ...], space: spaces.Space[Any], w
         for key, leaf in flat(at).items():
             wanted = flat(carry)[key]
             same = (leaf.shape, leaf.dtype) == (wanted.shape, wanted.dtype)
-            require(same, f"the carry {key} becomes {leaf.dtype} {list(leaf.shape)}; initial_carry has other leaves")
+            require(same, f"the carry {key} becomes {leaf.dtype} {list(leaf.shape)}, unlike initial_carry")
         steps.append(features)
     by_row = torch.stack(steps, len(lead))
-    _same(by_row, out, f"row by row {what} gives other features than [T, B, ...] at once")
+    _same(by_row, out, f"row by row {what} gives different features than [T, B, ...] at once")
     for key, leaf in flat(at).items():
         close = torch.allclose(leaf, flat(last)[key], 1e-3, 1e-3)
-        require(close, f"row by row the carry {key} ends elsewhere than after [T, B, ...] at once")
+        require(close, f"row by row the carry {key} ends differently than after [T, B, ...] at once")
     if carry:
         stale = tree.map(lambda leaf: leaf + 1.0, last)
         fresh, _ = model(tree.take(x, 0), carry, is_first[0])
@@ -135,7 +133,7 @@ def _check_streams(model: Any, lead: tuple[int, ...], x: Any, out: Tensor, what:
         _same(
             alone[..., column, :],
             out[start:end, ..., column, :],
-            f"{what}: an episode alone gives other features than inside [T, B, ...]",
+            f"{what}: a single episode gives different features than inside [T, B, ...]",
         )
     empty, _ = model(x, {}, _beginnings())
     _same(empty.movedim(len(lead), 0), out, "an empty carry is not what initial_carry gives")
@@ -148,12 +146,12 @@ def _check_state(ctx: RunContext, model: Any, space: spaces.Space[Any], what: st
     other = ctx.build("model", space)
     given = {name: value.detach() for name, value in model.state_dict().items()}
     called, _ = functional_call(other, given, (x, carry, is_first))
-    require(torch.equal(called, expected), f"{what}: under functional_call it does not use the weights given")
-    require(not called.requires_grad, f"{what}: under functional_call it uses other weights too")
+    require(torch.equal(called, expected), f"{what}: under functional_call it does not use the given weights")
+    require(not called.requires_grad, f"{what}: under functional_call it also uses other weights")
     other.load_state_dict(given)
-    require(torch.equal(other(x, carry, is_first)[0], expected), f"{what}: something is missing in state_dict()")
+    require(torch.equal(other(x, carry, is_first)[0], expected), f"{what}: state_dict() is incomplete")
     copy = pickle.loads(pickle.dumps(model))
-    require(torch.equal(copy(x, carry, is_first)[0], expected), f"{what}: a pickled copy gives other features")
+    require(torch.equal(copy(x, carry, is_first)[0], expected), f"{what}: a pickled copy gives different features")
 
 
 def _beginnings() -> Tensor:
@@ -170,7 +168,7 @@ def _same(a: Tensor, b: Tensor, message: str) -> None:
 
 def _shaped(features: Tensor, shape: tuple[int, ...], what: str, lead: tuple[int, ...]) -> None:
     of = f" with ctx.ensemble_size={lead[0]}" if lead else ""
-    require(tuple(features.shape) == shape, f"{what} gives features {list(features.shape)}{of}; wanted {list(shape)}")
+    require(tuple(features.shape) == shape, f"{what} gives features {list(features.shape)}{of}; expected {list(shape)}")
     require(features.is_floating_point(), f"{what} gives features of type {features.dtype}")
     require(torch.isfinite(features).all(), f"{what} gives features that are not finite")
 

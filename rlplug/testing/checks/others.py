@@ -63,11 +63,9 @@ def check_loop(name: str, *overrides: str) -> None:
     loop.run(trainer)
     require(rounds, "it never calls run.report(), which logs, evaluates and writes checkpoints: call it between rounds")
     within = trainer.steps <= total or max(played, default=total) < total  # whole episodes may exceed it
-    require(within, f"it made {trainer.steps} {loop.unit} of total_steps={total}: ask run.done before each round")
-    require(
-        progress.env_steps > 0 or not loop.collects, "it collected nothing; one that does not says collects = False"
-    )
-    require(progress.env_steps == 0 or loop.collects, "it collected, and says collects = False")
+    require(within, f"it made {trainer.steps} {loop.unit} of total_steps={total}: check run.done before each round")
+    require(progress.env_steps > 0 or not loop.collects, "it collected nothing; set collects = False")
+    require(progress.env_steps == 0 or loop.collects, "it collected, but declares collects = False")
     require(progress.updates > 0, "it made no update")
     trainer.close()
 
@@ -104,7 +102,7 @@ def check_hardware(name: str) -> None:
         except ConfigError as error:
             require(error.key.startswith("hardware"), f"is refused with the key {error.key!r}; name hardware")
             continue
-        require(isinstance(plan, Plan), f"plan() gives a {type(plan).__name__}; give rlplug.api.Plan")
+        require(isinstance(plan, Plan), f"plan() returns a {type(plan).__name__}; return rlplug.api.Plan")
         require(pickle.loads(pickle.dumps(plan)) == plan, "a plan does not survive pickling")
         for field in ("devices", "num_nodes", "microbatches", "threads"):
             require(getattr(plan, field) > 0, f"plan().{field} is {getattr(plan, field)}")

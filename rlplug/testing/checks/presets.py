@@ -81,7 +81,7 @@ def _pair(option: str) -> list[str]:
     """Return the overrides of the tuned settings ``<algo>_<env>``, and of the algorithm's manifest."""
     pairs = [(algo, option[len(algo) + 1 :]) for algo in option_names("algo") if option.startswith(f"{algo}_")]
     pairs = [(algo, env) for algo, env in pairs if env in option_names("env")]
-    require(pairs, f"conf/tuned/{option}.yaml belongs to no pair: it is called <algo>_<env>, by options that exist")
+    require(pairs, f"conf/tuned/{option}.yaml matches no pair: name it <algo>_<env>, after existing options")
     algo, env = pairs[-1]
     words = registry.tried_with("algo", str(node_of("algo", algo)["name"]))
     return [*(word for word in words if not word.startswith("env=")), f"algo={algo}", f"env={env}"]

@@ -46,8 +46,8 @@ def check_ranks(case: Case) -> None:
         far = distances(alone, other)
         require(
             not far,
-            f"one update gives something else on {how} than on one rank, in {some(far)}: draw noise in prepare() with"
-            " ctx.randn, take statistics over the rows of all ranks with learner.reduce, let terms be per row, and"
+            f"one update on {how} differs from one on one rank in {some(far)}: draw noise in prepare() with"
+            " ctx.randn, take statistics over the rows of all ranks with learner.reduce, return terms per row, and"
             " shuffle with learner.minibatches",
         )
 
@@ -61,16 +61,16 @@ def check_exploration_ranks(case: Case, name: str) -> None:
         far = distances(alone, answer)
         require(
             not far,
-            f"one update gives something else on rank {rank} of two than on one rank, in {some(far)}: merge statistics"
-            " with learner.reduce in observe(), and draw what all ranks share with rows=False",
+            f"one update on rank {rank} of two differs from one on one rank in {some(far)}: merge statistics"
+            " with learner.reduce in observe(), and draw shared numbers with rows=False",
         )
     for rank, answer in enumerate(ranks(2)(one_act, question)):
         mine = {key: leaf.chunk(2, 1)[rank] if key.startswith("perturb.") else leaf for key, leaf in acted.items()}
         far = distances(mine, answer)
         require(
             not far,
-            f"what acts on rank {rank} of two is something else than on one rank, in {some(far)}: draw a number for"
-            " every row with ctx.rand or ctx.randn, what all environments share with rows=False, and go by ctx.env_ids",
+            f"acting on rank {rank} of two differs from acting on one rank in {some(far)}: draw a number for"
+            " every row with ctx.rand or ctx.randn, shared numbers with rows=False, and index by ctx.env_ids",
         )
 
 

@@ -21,8 +21,8 @@ from rlplug.types import Tree
 
 ADVICE = (
     "Keep counters, coefficients and statistics in registered buffers (an exploration's in its carry too), draw with"
-    " ctx.randn, ctx.rand and ctx.randint, and read neither the clock nor the process; a loop decides by run.progress"
-    " alone"
+    " ctx.randn, ctx.rand and ctx.randint, and read neither the clock nor the process; a loop reads only"
+    " run.progress"
 )
 
 
@@ -40,16 +40,16 @@ def check_resumes(case: Case, *overrides: str, updates: int = 2) -> None:
         restore(resumed, Checkpoint(path))
         play(resumed, updates)
         play(undisturbed, resumed.progress.updates)
-        names = differences(whole(undisturbed), whole(resumed))
+        names = differences(full_state(undisturbed), full_state(resumed))
         if words := lost(undisturbed, resumed):
             more = f"; after {resumed.progress.updates} updates the runs differ in {some(names)}" if names else ""
-            raise AssertionError(f"a resumed run is not the undisturbed one: {words}{more}. {ADVICE}")
+            raise AssertionError(f"a resumed run differs from the undisturbed one: {words}{more}. {ADVICE}")
         if names and (dropped := _dropped(case, overrides, Checkpoint(path))):
             raise AssertionError(
-                f"a resumed run is not the undisturbed one: {some(dropped)} of the checkpoint did not come back: does"
-                " load() or load_state_dict() take over what it is given?"
+                f"a resumed run differs from the undisturbed one: {some(dropped)} of the checkpoint was not"
+                " restored: do load() and load_state_dict() restore all of it?"
             )
-    require(not names, f"a resumed run is not the undisturbed one: {some(names)} differ. {ADVICE}")
+    require(not names, f"a resumed run differs from the undisturbed one: {some(names)} differ. {ADVICE}")
 
 
 def _dropped(case: Case, overrides: Sequence[str], checkpoint: Checkpoint) -> list[str]:
@@ -60,7 +60,7 @@ def _dropped(case: Case, overrides: Sequence[str], checkpoint: Checkpoint) -> li
         return [name for key, now in trees.items() for name in differences(checkpoint.tree(key), now)]
 
 
-def whole(trainer: Trainer) -> Tree:
+def full_state(trainer: Trainer) -> Tree:
     """Return the content of a checkpoint of this moment, with the buffer's current rows by number."""
     trees, log = capture(trainer).trees, FileRowLog()
     trainer.buffer.save(log)

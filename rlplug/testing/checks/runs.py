@@ -116,7 +116,7 @@ def case_of(words: Sequence[str], algorithm: str | None = None, env: str = "cart
     return Case(chosen.get("algo", algorithm) or compose([]).algo.name, chosen.get("env", env), rest)
 
 
-class Record:
+class History:
     """A hook that records a run's reports, and ends it after a number of updates."""
 
     def __init__(self, updates: int) -> None:
@@ -134,27 +134,27 @@ class Record:
         run.agreement.request_stop(int(len(self.losses) >= self.updates))
 
 
-def play(trainer: Trainer, updates: int = UPDATES, also: Any = None) -> Record:
+def play(trainer: Trainer, updates: int = UPDATES, also: Any = None) -> History:
     """Run the loop for a number of updates.
 
     Args:
         also: a further hook.
     """
-    record = Record(updates)
-    for hook in (also, record):
+    history = History(updates)
+    for hook in (also, history):
         if hook is not None:
             trainer.hooks.register(hook)
     trainer.agreement.request_stop(0)
     trainer.loop.run(trainer)
-    for hook in (also, record):
+    for hook in (also, history):
         if hook is not None:
             trainer.hooks.unregister(hook)
     require(
-        len(record.losses) >= updates,
-        f"{trainer.config.algo.name} made {len(record.losses)} of {updates} updates within total_steps="
+        len(history.losses) >= updates,
+        f"{trainer.config.algo.name} made {len(history.losses)} of {updates} updates within total_steps="
         f"{trainer.config.total_steps}; pass overrides that let it learn earlier",
     )
-    return record
+    return history
 
 
 def callbacks_of(trainer: Trainer) -> Callbacks:

@@ -36,9 +36,9 @@ def check_schedules(case: Case, exploration: str = "") -> None:
         names = differences(_answer(question, where, key, later), moved)
         require(
             not names,
-            f"a schedule of {key} that begins at {first:g} and stands at {later:g} is not {later:g} where it is used:"
-            f" {some(names)} are others than with the number. Keep the tensor of ctx.schedule(cfg.{key}), and read it"
-            " where it counts: float(), .item() and arithmetic in __init__ give its first value for ever",
+            f"a schedule of {key} that begins at {first:g} and has reached {later:g} is not {later:g} where it is used:"
+            f" {some(names)} differ from those with the number. Keep the tensor of ctx.schedule(cfg.{key}), and read it"
+            " where it is used: float(), .item() and arithmetic in __init__ fix its first value",
         )
 
 

@@ -27,7 +27,7 @@ def check_settings(kind: Kind, name: str) -> None:
         require(field.description, f"option {key} has no doc line: write {key}: <type> = option('What it does.')")
         require(
             field.is_required(),
-            f"option {key} has a default in the class: defaults stand in the YAML, where a person reads them",
+            f"option {key} has a default in the class: write defaults in the YAML only",
         )
     for option in options(kind, name):
         file = f"conf/{kind}/{option}.yaml"
@@ -35,7 +35,7 @@ def check_settings(kind: Kind, name: str) -> None:
         del node["name"]
         in_yaml, in_class = set(keys(config, node)), {key for key, _ in fields(config)}
         missing, unknown = sorted(in_class - in_yaml), sorted(in_yaml - in_class)
-        require(not missing, f"{file} lacks {', '.join(missing)}: every option of the Config stands there")
+        require(not missing, f"{file} lacks {', '.join(missing)}: write every option of the Config there")
         require(not unknown, f"{file} has {', '.join(unknown)}, which the Config does not know")
         if MISSING in node.values():
             continue
@@ -49,7 +49,7 @@ def refuses_unknown(config: type[Any], node: dict[str, Any], file: str) -> None:
         typed(config, {**node, "no_such_option": 1})
     except ConfigError:
         return
-    require(False, f"Config takes a key beside those of {file}: decorate it with rlplug.settings.settings")
+    require(False, f"Config accepts a key that {file} lacks: decorate it with rlplug.settings.settings")
 
 
 def fields(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:

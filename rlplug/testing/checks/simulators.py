@@ -34,18 +34,18 @@ def check_simulator(env: VecEnv, model: Any, rows: Sequence[tuple[Batch, Any]]) 
     made = [_made(env, *one, *two) for one, two in itertools.pairwise(rows)]
     whole = tree.map(lambda *leaves: torch.as_tensor(np.concatenate(leaves), device=device), *made)
     state, action, expected = whole["state"], whole["action"], whole["expected"]
-    require(len(action), "the simulator could not be compared: no transition was made")
+    require(len(action), "the simulator could not be compared: there was no transition")
     given = tree.map(torch.clone, {"state": state, "action": action})
     said = _stepped(model, state, action)
-    require(not differences(given, {"state": state, "action": action}), "simulator().step() changes what it is given")
+    require(not differences(given, {"state": state, "action": action}), "simulator().step() changes its argument")
     again = differences(said, _stepped(model, state, action))
-    require(not again, "simulator().step() gives something else when it is called again")
+    require(not again, "simulator().step() gives different results in two calls")
     last = tree.map(lambda x: x[-1:], {"state": state, "action": action, "said": said})
-    _same(last["said"], _stepped(model, last["state"], last["action"]), "for one column alone gives")
+    _same(last["said"], _stepped(model, last["state"], last["action"]), "for a single column gives")
     _pays(model, {**said, "action": action})
     early = said.pop("truncated").bool() & ~expected.pop("truncated")  # a time limit is not part of the state
     require(not early.any(), "simulator().step() truncates where the environment does not")
-    _same({key: said[key] for key in expected}, expected, "does not step as the environment does: it gives")
+    _same({key: said[key] for key in expected}, expected, "differs from a step of the environment: it gives")
 
 
 def _pays(model: Any, rows: Batch) -> None:
@@ -53,12 +53,12 @@ def _pays(model: Any, rows: Batch) -> None:
     expected = rows.pop("reward")
     given = tree.map(torch.clone, rows)
     paid = model.reward(rows)
-    require(not differences(given, rows), "simulator().reward() changes what it is given")
+    require(not differences(given, rows), "simulator().reward() changes its argument")
     shape = [*getattr(paid, "shape", ())]
     require(shape == [*expected.shape], f"simulator().reward() gives shape {shape}, not {[*expected.shape]}")
     wrong = ~torch.isclose(paid.double(), expected.double(), rtol=CLOSE, atol=CLOSE)
     pairs = [(a, b) for a, b in zip(paid[wrong].tolist()[:1], expected[wrong].tolist()[:1], strict=True)]
-    require(not pairs, f"simulator().reward() gives another reward than step(): {pairs}, which should be equal")
+    require(not pairs, f"simulator().reward() differs from the reward of step(): {pairs}, which should be equal")
 
 
 def _made(env: VecEnv, row: Batch, _: Any, after: Batch, action: Any) -> Batch:

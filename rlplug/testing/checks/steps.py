@@ -69,7 +69,7 @@ def check_pure(case: Case) -> None:
         why = mixing_layers(who) or "change state in after_step() or observe()"
         require(not names, f"forward() changes {some(names)}: {why}")
         names = differences(rows, batch)
-        require(not names, f"forward() changes {some(names)} of its batch: give new tensors other names")
+        require(not names, f"forward() changes {some(names)} of its batch: give new tensors new names")
         names = differences(first, second)
         require(not names, f"forward() called twice on one batch gives different {some(names)}: it must be pure")
         check_rows(who, batch, parts)
@@ -88,7 +88,9 @@ def check_parts(case: Case) -> None:
                 owners.setdefault(id(p), []).append(f"{name}.{part}".lstrip("."))
     names = {id(p): name for name, p in trainer.algorithm.named_parameters()}
     foreign = [parts[0] for p, parts in owners.items() if p not in names]
-    require(not foreign, f"part {some(foreign)} steps a parameter that is none of the algorithm's: assign it to self")
+    require(
+        not foreign, f"part {some(foreign)} steps a parameter that does not belong to the algorithm: assign it to self"
+    )
     for name, p in trainer.algorithm.named_parameters():
         mine = owners.get(id(p), [])
         if p.requires_grad:
@@ -119,7 +121,7 @@ def check_parts(case: Case) -> None:
             same = one is both or (one is not None and both is not None and torch.allclose(one, both, 1e-4, 1e-6))
             require(
                 same or (one is None and both is not None and not both.any()),
-                f"{names[p]} gets another gradient when all parts are computed together than from its own part alone",
+                f"{names[p]} gets a different gradient from all parts together than from its own part only",
             )
 
     each_gradient_step(case, look)

@@ -111,11 +111,11 @@ class Variant:
         gives: Any = getattr(self.cls, "gives", None)
         require(
             isinstance(gives, frozenset) and gives and gives <= set(get_args(Data)),
-            f"the class says gives = frozenset of some of {', '.join(get_args(Data))}",
+            f"set gives = frozenset of some of {', '.join(get_args(Data))}",
         )
         require(
             isinstance(getattr(self.cls, "sequences", None), bool),
-            "the class says sequences = True (windows begin at rows whose recurrent state is kept) or False",
+            "set sequences = True (windows begin at rows whose recurrent state is kept) or False",
         )
         self.data: Data = data or min(gives)
         self.drawn = off_policy or self.data == "windows"

@@ -58,7 +58,7 @@ def first_case(tried: Sequence[Case], *overrides: str) -> Case:
             return case
         except ConfigError as error:
             refusals.append(f"{case} {' '.join(overrides)}".strip() + f" ({error})")
-    raise AssertionError(f"no algorithm that was tried makes a run with it: {'; '.join(refusals)}")
+    raise AssertionError(f"no algorithm that was tried runs with it: {'; '.join(refusals)}")
 
 
 def changes_of(kind: Kind, words: Sequence[str]) -> dict[str, Any]:

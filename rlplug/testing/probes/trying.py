@@ -220,8 +220,8 @@ def check_probe(algorithm: str, probe: Probe, kind: Kind, overrides: Sequence[st
     found = learn(algorithm, probe, kind, overrides)
     require(
         not found.wrong,
-        f"after {found.steps} gradient steps on the probe {probe.name!r} {'; '.join(found.wrong)}. That is what an"
-        f" algorithm shows that {probe.shows}. Where it only learns slowly, its manifest may set options:"
+        f"after {found.steps} gradient steps on the probe {probe.name!r} {'; '.join(found.wrong)}. This happens to"
+        f" an algorithm that {probe.shows}. If it only learns slowly, its manifest can set options:"
         " Component(..., tried_with=('algo.<option>=<value>',))",
     )
 
@@ -321,7 +321,7 @@ def read(trainer: Trainer, evaluator: Evaluator, probe: Probe, kind: Kind, numbe
         near = np.abs(taken - right) <= (probe.near if numbers else 0.0)
         found.error += float(np.abs(taken - right).mean()) if len(taken) else 1.0
         if not near.all():
-            found.wrong.append(f"in state {state} it does {found.actions[state]}, and {right:g} is best")
+            found.wrong.append(f"in state {state} it chooses {found.actions[state]}, but {right:g} is best")
     value = values_of(algorithm, played)
     off_policy_values = trainer.ctx.needs.data == "episodes" or trainer.loop.reads
     if value is not None and probe.values and not (off_policy_values and best):
@@ -333,7 +333,7 @@ def read(trainer: Trainer, evaluator: Evaluator, probe: Probe, kind: Kind, numbe
             if far > 1.0:
                 why = [said for at, x, said in probe.mistakes if at == state and abs(x - found.values[state]) < 0.4]
                 found.wrong.append(
-                    f"the value of state {state} is {found.values[state]:.2f}, and {right:g} is exact"
+                    f"the value of state {state} is {found.values[state]:.2f}, but {right:g} is exact"
                     + (f" ({why[0]})" if why else "")
                 )
     return found

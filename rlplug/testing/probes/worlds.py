@@ -123,7 +123,7 @@ class Absorbing(World):
 
     probe = Probe(
         "absorbing",
-        "bootstraps from the wrong row, discounts otherwise, or takes a cut for an end",
+        "bootstraps from the wrong row, discounts wrongly, or treats a truncation as a termination",
         one_hot(2),
         {0: 0.0, 1: 10.0},
         mistakes=((1, 1.0, "a value of one reward: it does not bootstrap"),),
@@ -149,8 +149,8 @@ class Ends(World):
         {0: 1.0, 1: 10.0},
         mistakes=(
             (0, 10.0, "it bootstraps from the row after a termination, whose value is 0"),
-            (1, 1.9, "it takes a truncation for a termination: the value of the final observation counts"),
-            (1, 1.0, "it takes a truncation for a termination: the value of the final observation counts"),
+            (1, 1.9, "it treats a truncation as a termination: the value of the final observation counts"),
+            (1, 1.0, "it treats a truncation as a termination: the value of the final observation counts"),
         ),
         tolerance=0.5,
     )
@@ -169,7 +169,7 @@ class Split(World):
 
     probe = Probe(
         "split",
-        "lets gradients flow into the target, or mixes up rows: a successor is then drawn to what leads to it",
+        "lets gradients flow into the target, or mixes up rows: successors then move towards predecessors",
         one_hot(3),
         {0: 1.8, 1: 4.0, 2: 0.0},
         mistakes=((2, 0.9, "the loss has a gradient through the target: detach it"),),
@@ -190,13 +190,13 @@ class Delayed(World):
 
     probe = Probe(
         "delayed",
-        "counts a step too many or too few, or sees only the reward that follows at once",
+        "counts a step too many or too few, or uses only the immediate reward",
         one_hot(5),
         {0: 1.0, 1: 2.0, 3: 4.0},
         {0: 1},
         mistakes=(
-            (0, 0.5, "it discounts the first reward, too: the return is a step off"),
-            (0, 2.0, "it discounts a step less: the return is a step off"),
+            (0, 0.5, "it discounts the first reward too: the return is off by one step"),
+            (0, 2.0, "it discounts one step too few: the return is off by one step"),
         ),
         gamma=0.5,
         steps=3,
@@ -218,11 +218,11 @@ class Masked(World):
 
     probe = Probe(
         "masked",
-        "takes what the mask forbids, or counts it in a maximum",
+        "takes forbidden actions, or counts them in a maximum",
         one_hot(2),
         {0: -7.8, 1: -2.0},
         {0: 0, 1: 2},
-        mistakes=((0, -6.0, "the value of the next row is a maximum over forbidden actions, too"),),
+        mistakes=((0, -6.0, "the value of the next row is a maximum over forbidden actions too"),),
         kinds=("discrete",),
         choices=4,
         mask=True,
@@ -314,10 +314,10 @@ class Rare(World):
 
     probe = Probe(
         "rare",
-        "draws what surprises more often, and forgets the importance weights",
+        "samples by priority and ignores the importance weights",
         ((1.0,),),
         {0: 1.0},
-        mistakes=((0, 2.5, "the mean of what was drawn by priority: multiply the terms by batch['weight']"),),
+        mistakes=((0, 2.5, "the mean of rows sampled by priority: multiply the terms by batch['weight']"),),
         steps=1,
         surprises=True,
         words=("env.max_episode_steps=1",),
@@ -337,7 +337,7 @@ class Stale(World):
 
     probe = Probe(
         "stale",
-        "learns from what another policy did as if it had done that itself",
+        "learns from another policy's data as if it were its own",
         ((1.0,),),
         {0: 4.0},
         {0: 1},
@@ -361,7 +361,7 @@ class Target(World):
 
     probe = Probe(
         "target",
-        "follows the gradient the wrong way, or reads actions in other units",
+        "follows the gradient in the wrong direction, or reads actions in the wrong units",
         one_hot(2),
         target={0: 0.5, 1: -0.3},
         kinds=("box",),

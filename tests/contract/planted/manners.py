@@ -264,7 +264,7 @@ class CountsAfterTheEnd(VecEnv):
 
 
 class WritesIntoActions(VecEnv):
-    """``step`` changes the array of actions that it is given."""
+    """``step`` changes the array of actions that it receives."""
 
     Config = Nothing
 

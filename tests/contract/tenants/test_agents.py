@@ -179,12 +179,12 @@ def test_what_agents_are_rewarded_for_beside_reaches_the_learner(tmp_path, monke
 
 CARTS, SIGNAL = r"carts \(cart0, cart1\)", r"scouts \(north, south\); base \(one agent\)"
 REFUSED = {
-    "ppo": (("algo=ppo", "env=carts"), "env", rf"has the agents {CARTS}.* serves one agent"),
+    "ppo": (("algo=ppo", "env=carts"), "env", rf"has the agents {CARTS}.* supports one agent"),
     "dqn": (("algo=dqn", "env=carts", "exploration=[]"), "env", CARTS),
     "sac": (("algo=sac", "env=signals"), "env", SIGNAL),
     "reinforce": (("algo=reinforce", "env=carts"), "env", CARTS),
     "qmix": (("algo=qmix", "env=signals"), "env", "one group of agents"),
-    "exploration": (("algo=qmix", "env=two_step", "exploration=icm"), "exploration.icm", "of one agent only"),
+    "exploration": (("algo=qmix", "env=two_step", "exploration=icm"), "exploration.icm", "supports only one agent"),
     "reward": (
         ("algo=independent", "env=carts", "preprocess.normalize_reward=true"),
         "preprocess.normalize_reward",
@@ -194,7 +194,7 @@ REFUSED = {
     "masks of groups": (
         ("algo=blind", "env=masked_signals"),
         "env",
-        "blind does not take masks of allowed actions; take an algorithm that does",
+        "blind does not support action masks; use an algorithm that does",
     ),
     "recurrent": (("algo=independent", "env=carts", "model=lstm"), "model", "Independent"),
     "video": (("algo=independent", "env=carts", "eval.record=1"), "eval.record", ""),

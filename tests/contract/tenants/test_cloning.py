@@ -148,17 +148,16 @@ def test_the_kit_has_these_checks(cloning):
 REFUSED = {
     "a loop that collects nothing, and a buffer that waits for it": (
         ("algo=dqn", "loop=study"),
-        "loop: study collects nothing, and replay holds only what is collected; take buffer=experts or loop=alternate "
-        "or async",
+        "loop: study does not collect, but replay stores collected rows; use buffer=experts or loop=alternate or async",
     ),
     "a loop that collects, and a buffer with its own rows": (
         ("algo=cloning", "loop=alternate"),
-        "loop: alternate collects, and experts holds only rows of its own; take buffer=her or prioritized or replay "
+        "loop: alternate collects, but experts brings its own rows; use buffer=her or prioritized or replay "
         "or loop=study",
     ),
     "a loop and an algorithm": (
         ("algo=ppo", "loop=study"),
-        "loop: study learns from an expert's data, which the algorithm cannot; take loop=alternate",
+        "loop: study learns from an expert's data, which the algorithm cannot; use loop=alternate",
     ),
     "a setting of the run": (
         ("algo=ppo", "loop.replay_ratio=1"),

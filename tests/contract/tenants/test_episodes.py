@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from rlplug import hookimpl
-from rlplug.collection.episodes import Episodes
+from rlplug.collection.episodes import EpisodeStats
 from rlplug.config import compose
 from rlplug.run.build import build
 from rlplug.run.launch import train
@@ -30,7 +30,7 @@ class Watch:
     """What the environments gave, episode by episode, and what the learner was given."""
 
     def __init__(self, trainer):
-        self.counted, self.played, self.learned = Episodes(trainer.config.num_envs), [], []
+        self.counted, self.played, self.learned = EpisodeStats(trainer.config.num_envs), [], []
         prepare = trainer.algorithm.prepare
 
         def prepared(batch):

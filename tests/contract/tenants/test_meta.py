@@ -54,7 +54,7 @@ def test_two_actors_equal_one_process(tmp_path):
 
 def test_actors_beside_training_cannot_play_an_evaluation_of_its_own(tmp_path, capsys):
     assert main([*MAML, *TWO, "hardware.actors.evaluation=1", f"hydra.run.dir={tmp_path / 'run'}"]) != 0
-    said = "hardware.actors.evaluation: is for greedy episodes, but maml has an evaluation of its own; take 0"
+    said = "hardware.actors.evaluation: runs greedy episodes, but maml has its own evaluation; use 0"
     assert said in "".join(capsys.readouterr())
 
 

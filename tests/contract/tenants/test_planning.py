@@ -58,7 +58,7 @@ def test_the_simulator_is_the_environment():
 
 def test_an_environment_without_a_simulator_is_refused():
     for words in ((*WORDS, "env.model=false"), (*WORDS[:1], "env=cartpole", *WORDS[2:])):
-        with pytest.raises(ConfigError, match=r"^env: this environment offers no simulator, which the algorithm plans"):
+        with pytest.raises(ConfigError, match=r"^env: this environment has no simulator, which the algorithm needs"):
             build(compose([*words]), Path())
 
 
@@ -155,15 +155,15 @@ class Truncating(CartPoleModel):
 
 
 WRONG = {
-    Backwards: "does not step as the environment does: it gives obs ",
-    Late: "does not step as the environment does: it gives terminated ",
-    Paid: "does not step as the environment does: it gives reward ",
-    Generous: "simulator().reward() gives another reward than step(): [(2.0, 1.0)], which should be equal",
+    Backwards: "differs from a step of the environment: it gives obs ",
+    Late: "differs from a step of the environment: it gives terminated ",
+    Paid: "differs from a step of the environment: it gives reward ",
+    Generous: "simulator().reward() differs from the reward of step(): [(2.0, 1.0)], which should be equal",
     Wide: "simulator().reward() gives shape [",
-    Clearing: "simulator().reward() changes what it is given",
-    Overwriting: "changes what it is given",
-    Noisy: "gives something else when it is called again",
-    Mixing: "for one column alone gives obs ",
+    Clearing: "simulator().reward() changes its argument",
+    Overwriting: "changes its argument",
+    Noisy: "gives different results in two calls",
+    Mixing: "for a single column gives obs ",
     Short: "gives no env_state",
     Truncating: "truncates where the environment does not",
 }

@@ -72,7 +72,7 @@ def test_ranks_do_not_depend_on_scale():
 
 def test_curiosity_has_nothing_to_reward(capsys, tmp_path):
     assert main([*ES, "exploration=[icm]", f"hydra.run.dir={tmp_path / 'run'}"]) == 2
-    said = "exploration.icm: rewards what the learner samples, and es learns from no rewards; leave it out"
+    said = "exploration.icm: rewards rows that the learner samples, but es uses no rewards; leave it out"
     assert capsys.readouterr().err.strip().endswith(said)
     assert not (tmp_path / "run").exists()
 
@@ -82,5 +82,5 @@ def test_batches_of_a_loop_without_rows_are_refused_to_curiosity(capsys, tmp_pat
     monkeypatch.setattr(population.ES, "needs", classmethod(lambda cls, cfg, spec: Needs()))
     words = (*ES, "total_steps=300", "eval.episodes=1")
     assert main([*words, "exploration=[icm]", f"hydra.run.dir={tmp_path / 'run'}"]) == 2
-    said = "exploration.icm: rewards the rows of a sample, and the loop gives the learner seed, sign, return instead"
+    said = "exploration.icm: rewards sampled rows, but the loop passes the learner seed, sign, return"
     assert f"{said}; leave it out" in capsys.readouterr().err
