@@ -42,7 +42,8 @@ MANIFEST = "manifest.json"
 LIMIT = 1e-5
 """largest difference of an export from the policy in PyTorch"""
 PACKAGES = ("rlplug", "torch", "onnx", "onnxscript", "onnxruntime", "numpy", "gymnasium")
-TORCH = str(Path(torch.__file__).parent)
+NOT_OF_POLICIES = (str(Path(torch.__file__).parent), str(Path(__file__).parent), "<")
+"""where the code in a traceback is not that of a policy: in torch, here, and in generated code"""
 
 
 def export(
@@ -246,8 +247,8 @@ def reason_of(error: Exception) -> str:
     text = str(error).strip()
     if "specialized it to be a constant" in text:
         return "its code fixes the size of the batch, as len(x) does; take x.shape[0] in act(), and in the model"
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(TORCH)]
-    at = frames[-1]
+    frames = traceback.extract_tb(error.__traceback__)
+    at = ([frame for frame in frames if not frame.filename.startswith(NOT_OF_POLICIES)] or frames)[-1]
     where = f"{Path(at.filename).name}, line {at.lineno}, `{at.line}`"
     operator = getattr(error, "func", None)
     what = f"{operator} in {where}" if operator is not None else where
