@@ -13,25 +13,22 @@ from __future__ import annotations
 import argparse
 import csv
 import json
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from shared import draw, trained, write_table
 
 from rlplug.config import compose
 from rlplug.context import EnvShard, RunContext
+from rlplug.results.curves import Curve
 from rlplug.types import EnvSpec
 
 HERE = Path(__file__).parent
 DOCS = HERE.parent / "docs"
-sys.path.insert(0, str(DOCS))
-import curves  # noqa: E402
-from shared import trained, write_table  # noqa: E402
-
 RESULTS, PAGE, PICTURE = HERE / "results" / "bandits.json", DOCS / "bandits.md", DOCS / "img" / "bandits.svg"
-COLORS = {"linucb": "#0b62d6", "lints": "#1a8a4f", "lingreedy": "#b3541e"}
+ALGOS = ("linucb", "lints", "lingreedy")
 EVERY = 100  # rounds between two points
 MARKS = (1_000, 5_000, 10_000)  # rounds
 LAST = 1_000  # rounds over which the regret a round is averaged at the end
@@ -66,7 +63,7 @@ def table(results: dict[str, Any]) -> list[str]:
     """Return the regret at ``MARKS``, and a round at the end."""
     heads = [f"after {mark:,}" for mark in MARKS]
     lines = [f"| | {' | '.join(heads)} | a round of the last {LAST:,} | greedily, at the end |", "|---" * 6 + "|"]
-    for algo in COLORS:
+    for algo in ALGOS:
         found = [*results[algo].values()]
         cells = [_span([one[head] for one in found], 1) for head in heads]
         cells += [_span([one[key] for one in found], 4) for key in ("last", "greedy")]
@@ -88,10 +85,10 @@ def main() -> None:
     parser.add_argument("--keep", type=Path, help="keep the run folders here")
     args = parser.parse_args()
     results: dict[str, Any] = {"world": world()}
-    drawn: dict[str, Any] = {}
+    drawn: list[Curve] = []
     with tempfile.TemporaryDirectory() as temporary:
         folder = args.keep.absolute() if args.keep else Path(temporary)
-        for algo in COLORS:
+        for algo in ALGOS:
             folders = {seed: run(folder, algo, seed) for seed in args.seeds.split(",")}
             found = {seed: regret(one) for seed, one in folders.items()}
             results[algo] = {}
@@ -101,11 +98,10 @@ def main() -> None:
                 summary = json.loads((folders[seed] / "summary.json").read_text())
                 results[algo][seed] = at | {"last": last, "greedy": summary["eval/regret"]}
             print(f"{algo}: {results[algo]}", flush=True)
-            drawn[algo] = next(iter(found.values()))[0], np.stack([total for _, total in found.values()])
+            drawn.append(Curve(algo, next(iter(found.values()))[0], np.stack([total for _, total in found.values()])))
     RESULTS.write_text(json.dumps(results, indent=1) + "\n")
     write_table(PAGE, "regret", table(results))
-    series = {algo: (color, algo) for algo, color in COLORS.items()}
-    PICTURE.write_text(curves.draw("linear_bandit: regret", drawn, {}, {}, series), encoding="utf-8")
+    draw(PICTURE, drawn, "rounds", "regret (sum of rewards)", "linear_bandit")
 
 
 if __name__ == "__main__":

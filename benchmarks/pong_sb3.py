@@ -2,8 +2,8 @@
 
     pip install "stable-baselines3==2.9.*" opencv-python-headless
     python benchmarks/pong_sb3.py --steps 2_000_000
-    python docs/curves.py ppo_pong runs/<date>/<time> --smooth 100 \\
-        --beside 'Stable-Baselines3=benchmarks/results/pong_sb3.csv'
+    python -m rlplug plot runs/<date>/<time> --smooth 100 --metric episode/return --metric eval/return_mean \\
+        --compare 'Stable-Baselines3=benchmarks/results/pong_sb3.csv' --width 6.4 --out docs/img/ppo_pong.svg
 
 Settings are those of RL Zoo for Atari, whose schedules go to 0 at the end of these steps; the environment is that of
 ``env=pong``: 4 frames to a step, no sticky actions, stacks of 4. It takes hours, and begins again where it was ended.

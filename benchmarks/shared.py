@@ -1,4 +1,4 @@
-"""What several benchmarks do: train in a process of its own, and put a table on a page."""
+"""What several benchmarks do: train in a process of its own, put a table on a page, draw curves."""
 
 from __future__ import annotations
 
@@ -7,6 +7,12 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+
+from rlplug.results.curves import Curve
+from rlplug.results.plot import draw as figure
+from rlplug.results.plot import save
+
+WIDTH = 6.4  # inches of a picture on a page
 
 
 def rlplug(*words: str) -> None:
@@ -32,3 +38,8 @@ def write_table(page: Path, name: str, table: Sequence[str]) -> None:
     old, text = re.compile(rf"(<!-- {name} -->\n).*?(<!-- end -->)", re.DOTALL), page.read_text(encoding="utf-8")
     new = "\n".join(["", *table, "", ""])
     page.write_text(old.sub(lambda found: found[1] + new + found[2], text, count=1), encoding="utf-8")
+
+
+def draw(path: Path, curves: Sequence[Curve], x: str, y: str, title: str) -> None:
+    """Draw curves as a picture on a page, with these labels of the axes."""
+    save(figure(curves, x, y, title, WIDTH), [path])

@@ -14,17 +14,18 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from shared import draw, trained, write_table
+
+from rlplug.results.curves import Curve, curve
+from rlplug.results.record import read
+
 HERE = Path(__file__).parent
 DOCS = HERE.parent / "docs"
-sys.path.insert(0, str(DOCS))
-import curves  # noqa: E402
-from shared import trained, write_table  # noqa: E402
-
 RESULTS, PAGE, PICTURE = HERE / "results" / "staleness.json", DOCS / "impala.md", DOCS / "img" / "staleness.svg"
 LAG = 8
 STEPS = 150_000
@@ -34,7 +35,6 @@ LINE = (
     *(f"algo.lr=[[0,2.0e-3],[{STEPS},0.0]]", "algo.lambda_=0.95", "algo.grad_clip=0.5"),
 )
 CORRECTED = {"V-trace": "algo.vtrace=true", "uncorrected": "algo.vtrace=false"}
-COLORS = {"V-trace": "#0b62d6", "uncorrected": "#b3541e"}
 
 
 def run(folder: Path, name: str, lag: int, seed: str) -> Path:
@@ -53,13 +53,11 @@ def table(results: dict[str, dict[str, Any]]) -> list[str]:
     return lines
 
 
-def show(results: dict[str, dict[str, Any]], drawn: dict[str, Any]) -> None:
+def show(results: dict[str, dict[str, Any]], drawn: Sequence[Curve]) -> None:
     """Write what is known: the results, the table, and the picture of the runs with a lag."""
     RESULTS.write_text(json.dumps(results, indent=1) + "\n")
     write_table(PAGE, "staleness", table(results))
-    series = {name: (color, name) for name, color in COLORS.items()}
-    picture = curves.draw(f"CartPole-v1 with a lag of {LAG} updates: return", drawn, {}, {}, series)
-    PICTURE.write_text(picture, encoding="utf-8")
+    draw(PICTURE, drawn, "environment steps", "training return", f"CartPole-v1 with a lag of {LAG} updates")
 
 
 def main() -> None:
@@ -68,7 +66,7 @@ def main() -> None:
     parser.add_argument("--keep", type=Path, help="keep the run folders here")
     args = parser.parse_args()
     results: dict[str, dict[str, Any]] = {}
-    drawn: dict[str, Any] = {}
+    drawn: list[Curve] = []
     with tempfile.TemporaryDirectory() as temporary:
         folder = args.keep.absolute() if args.keep else Path(temporary)
         for lag in (LAG, 0):
@@ -79,7 +77,7 @@ def main() -> None:
                 results[f"{name}, lag {lag}"] = {"name": name, "lag": lag, "scores": scores}
                 print(f"{name}, lag {lag}: {scores}", flush=True)
                 if lag:
-                    drawn[name] = curves.read([*folders.values()], smooth=3)["episode/return"]
+                    drawn.append(curve(name, [read(one) for one in folders.values()], "episode/return", 3, print))
             show(results, drawn)
 
 

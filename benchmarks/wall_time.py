@@ -15,25 +15,23 @@ import csv
 import json
 import math
 import statistics
-import sys
 import tempfile
 from pathlib import Path
 
 import numpy as np
+from shared import draw, trained, write_table
+
+from rlplug.results.curves import Curve
 
 HERE = Path(__file__).parent
 DOCS = HERE.parent / "docs"
-sys.path.insert(0, str(DOCS))
-import curves  # noqa: E402
-from shared import trained, write_table  # noqa: E402
-
 RESULTS, PAGE, PICTURE = HERE / "results" / "wall_time.json", DOCS / "appo.md", DOCS / "img" / "appo_halfcheetah.svg"
 LINES = {
     "PPO": ("algo=ppo", "hardware=cpu"),
     "APPO": ("algo=appo", "hardware=cpu", "hardware.actors.count=2", "hardware.actors.num_cpus=0.5"),
 }
 ALL = ("env=halfcheetah", "logger=[]", "eval.every=100_000", "log.every=10_000")
-COLORS = {"PPO": "#0b62d6", "APPO": "#b3541e"}
+POINTS = 100  # of a curve
 WINDOW = 0.5  # minutes over which returns are averaged
 
 
@@ -62,8 +60,8 @@ def main() -> None:
         folders = {(name, seed): run(folder, name, seed) for seed in seeds for name in LINES}
         found = {key: curve(one) for key, one in folders.items()}
         summaries = {key: json.loads((one / "summary.json").read_text()) for key, one in folders.items()}
-    minutes = np.linspace(max(x[0] for x, _ in found.values()), min(x[-1] for x, _ in found.values()), curves.POINTS)
-    drawn = {name: (minutes, np.stack([np.interp(minutes, *found[name, seed]) for seed in seeds])) for name in LINES}
+    minutes = np.linspace(max(x[0] for x, _ in found.values()), min(x[-1] for x, _ in found.values()), POINTS)
+    drawn = {name: np.stack([np.interp(minutes, *found[name, seed]) for seed in seeds]) for name in LINES}
     end = float(minutes[-1])
     marks = [*(mark for mark in range(1, math.ceil(end)) if end - mark > 0.1), end]
     results = {
@@ -73,7 +71,7 @@ def main() -> None:
             "minutes": statistics.mean(float(found[name, seed][0, -1]) for seed in seeds),
             "scores": {seed: summaries[name, seed]["eval/return_mean"] for seed in seeds},
         }
-        for name, (_, y) in drawn.items()
+        for name, y in drawn.items()
     }
     RESULTS.write_text(json.dumps(results, indent=1) + "\n")
     lines = ["| | " + " | ".join(f"{mark:.3g} min" for mark in marks) + " | steps in all | evaluation at the end |"]
@@ -83,9 +81,8 @@ def main() -> None:
         end = ", ".join(f"{score:,.0f}" for score in result["scores"].values())
         lines += [f"| {name} | {each} | {result['env_steps']:,} in {result['minutes']:.1f} min | {end} |"]
     write_table(PAGE, "wall time", lines)
-    series = {name: (color, name) for name, color in COLORS.items()}
-    picture = curves.draw("HalfCheetah-v5: return while training", drawn, {}, {}, series, axis="minutes of training")
-    PICTURE.write_text(picture, encoding="utf-8")
+    curves = [Curve(name, minutes, y) for name, y in drawn.items()]
+    draw(PICTURE, curves, "time without evaluations (min)", "training return", "HalfCheetah-v5")
     print(*lines, sep="\n")
 
 

@@ -41,7 +41,7 @@ ROOMS = {
     "cli": "train, resume, check ...",
     "run": "builds a run and drives it",
     "testing": "the conformance kit",
-    "results": "what finished runs become",
+    "results": "plots, reports, exports",
     "agent": "load(path).act(obs)",
     "actors": "collection in Ray actors",
     "estimation": "off-policy estimates",
@@ -174,7 +174,7 @@ def circles() -> list[list[str]]:
 
 
 def classes(room: str) -> Iterator[tuple[int, int, str]]:
-    """Methods, attributes that are assigned to ``self``, and name of every class of a room."""
+    """Methods, attributes (assigned to ``self``, and fields of a dataclass), and name of every class of a room."""
     for path in files(room):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.ClassDef):
@@ -186,6 +186,8 @@ def classes(room: str) -> Iterator[tuple[int, int, str]]:
                     and isinstance(target.value, ast.Name)
                     and target.value.id == "self"
                 }
+                if any(re.search("dataclass|settings", ast.unparse(mark)) for mark in node.decorator_list):
+                    assigned |= {ast.unparse(item.target) for item in node.body if isinstance(item, ast.AnnAssign)}
                 yield sum(isinstance(item, ast.FunctionDef) for item in node.body), len(assigned), node.name
 
 
@@ -211,9 +213,10 @@ def budgets_table() -> Iterator[str]:
         what = ", ".join(f"`{room}`" for room in rooms)
         if name == "algorithm":
             total, what = max(lines([path]) for path in ALGORITHMS), "the longest file of `plugins/algo`"
-        elif name == "methods":
-            total, _, largest = max(found for room in CORE for found in classes(room))
-            what = f"of one class of the core: `{largest}`"
+        elif name in ("methods", "attributes"):
+            every = [found for room in CORE for found in classes(room)]
+            largest = max(every, key=lambda found: found[name == "attributes"])
+            total, what = largest[name == "attributes"], f"of one class of the core: `{largest[2]}`"
         yield f"| {name} | {what} | {total:,} | {limit:,} |"
 
 

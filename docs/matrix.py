@@ -37,8 +37,9 @@ Every pair of the features below either runs with an algorithm, or is refused be
   or outside of its space. Each run combines many features, so few runs cover all pairs.
 - A number: the run is refused, and a test compares the message with the one of that number below the tables.
 
-Both tests are in `tests/contract/test_matrix.py`. Some of the runs are also interrupted and resumed, and end with the
-same bits. `pytest -m slow` covers every three features. `docs/matrix.py` writes this page.
+Both tests are in `tests/contract/test_matrix.py`. Runs are also interrupted and resumed, and end with the same bits.
+Every run of the tests has the runs of one algorithm of each family, and some of the others; `pytest -m slow` has all of
+them, and covers every three features. `docs/matrix.py` writes this page.
 
 | | what it is |
 |---|---|

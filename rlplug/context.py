@@ -87,7 +87,7 @@ class ResolvedRun:
     def context(self, device: torch.device, env_ids: Sequence[int], rank: int = 0, world_size: int = 1) -> RunContext:
         """Return the context of the run's components in one process."""
         config, repeats = self.config, self.config.buffer.cls.repeats
-        run = {name: getattr(config, name) for name in ("num_envs", "total_steps", "seed", "deterministic")}
+        run = {name: getattr(config, name) for name in ("num_envs", "total_steps", "seed")}
         tempo = {
             "rollout_length": config.rollout_fragment_length,
             "batch_size": config.train_batch_size,
@@ -161,7 +161,6 @@ class RunContext(Context):
         seed: int = 0,
         rank: int = 0,
         world_size: int = 1,
-        deterministic: bool = False,
         make_env: Callable[[Context], VecEnv] | None = None,
     ) -> None:
         self.make_env = make_env
@@ -172,8 +171,7 @@ class RunContext(Context):
         self.shard = EnvShard("learner", num_envs, range(num_envs) if env_ids is None else env_ids)
         self.total_steps, self.rollout_length, self.batch_size = total_steps, rollout_length, batch_size
         self.sample_uses, self.replay_ratio, self.learning_starts = sample_uses, replay_ratio, learning_starts
-        self.num_shards, self.rank, self.world_size = num_shards, rank, world_size
-        self.seed, self.deterministic = seed, deterministic
+        self.num_shards, self.seed, self.rank, self.world_size = num_shards, seed, rank, world_size
         self.schedules = Schedules(self.device)
         self.generators: dict[str, torch.Generator] = {}
         for i, role in enumerate(get_args(Role)):
@@ -210,12 +208,10 @@ class RunContext(Context):
             raise MisuseError(f"ctx.build({slot!r}): there is no such slot; {unknown(slot, self.slots)}")
         chosen = self.slots[slot] if isinstance(slot, str) else slot
         self.built.add((slot if isinstance(slot, str) else "", chosen.cls))
-        members = ensemble_size if chosen.cls.batched else 1
-        models = [
-            chosen.build(self.derive(space=space, ensemble_size=members)) for _ in range(ensemble_size // members)
-        ]
+        size = ensemble_size if chosen.cls.batched else 1
+        models = [chosen.build(self.derive(space=space, ensemble_size=size)) for _ in range(ensemble_size // size)]
         if chosen.kind == "model":
-            check_model(models[0], space, members, self.generators)
+            check_model(models[0], space, size, self.generators)
         return models[0] if len(models) == 1 else Ensemble(models)
 
     def simulator(self) -> Simulator:

@@ -1,7 +1,5 @@
 """Real distributions, installed into a folder on the path the way an installer leaves them."""
 
-from __future__ import annotations
-
 import sys
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
@@ -23,9 +21,10 @@ def rlplug_components():
 """
 
 
-def manifest(*components: tuple[str, str, str]) -> str:
-    """The source of a manifest module."""
-    return MANIFEST.format(components=", ".join(f"Component{component!r}" for component in components))
+def manifest(*components: tuple[str, str, str], conf: str = "") -> str:
+    """The source of a manifest module; ``conf``: the package of its YAML groups."""
+    text = MANIFEST.format(components=", ".join(f"Component{component!r}" for component in components))
+    return text + (f"\n@hookimpl\ndef rlplug_conf():\n    return {conf!r}\n" if conf else "")
 
 
 def install_into(site: Path, distribution: str, module: str, files: Mapping[str, str], version: str = "1.2") -> None:

@@ -1,7 +1,5 @@
 """The policy of a run, used without the run."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import sys
@@ -20,7 +18,6 @@ from rlplug.agent import Agent, evaluate, load
 from rlplug.api import Algorithm, Losses, Needs, Optim, VecEnv
 from rlplug.checkpointing.format import Checkpoint, Snapshot, checkpoints, write
 from rlplug.envs import EnvList
-from rlplug.envs.spaces import batched
 from rlplug.evaluation.evaluator import EVALUATION
 from rlplug.plugins.buffer.rollout import Rollout
 from rlplug.plugins.env.gymnasium import Gymnasium
@@ -32,9 +29,10 @@ from rlplug.types import CheckpointError, ConfigError
 from tests.checkpointing.runs import punctual
 from tests.installing import Install, install, install_into, manifest, site  # noqa: F401  fixtures
 
-SHORT = ["logger=[]", "model.hidden=[8]", "eval.every=0", "eval.episodes=3", "checkpoint.every=200"]
-SAC = ["algo=sac", "env=pendulum", "total_steps=600", *SHORT]
-PPO = ["algo=ppo", "env=cartpole", "total_steps=512", "rollout_fragment_length=64", "num_envs=4", *SHORT]
+SHORT = ["logger=[]", "model.hidden=[8]", "eval.every=0", "eval.episodes=3", "checkpoint.every=100"]
+SMALL = ["total_steps=64", "rollout_fragment_length=16", "num_envs=4", "algo.sgd_minibatch_size=64"]
+SAC = ["algo=sac", "env=pendulum", "total_steps=200", "num_steps_sampled_before_learning_starts=150", *SHORT]
+PPO = ["algo=ppo", "env=cartpole", "tuned=none", *SMALL, *SHORT]
 
 
 def trained(folder: Path, *overrides: str) -> Path:
@@ -50,7 +48,7 @@ def sac(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def ppo(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return trained(tmp_path_factory.mktemp("runs") / "ppo", *PPO, "algo.sgd_minibatch_size=256")
+    return trained(tmp_path_factory.mktemp("runs") / "ppo", *PPO)
 
 
 def summary(run: Path) -> dict[str, float]:
@@ -122,14 +120,18 @@ def test_the_callers_random_numbers_and_arrays_stay_as_they_are(sac: Path):
     agent.act(obs, "explore")
     assert torch.equal(torch.rand(3), expected)
     assert not obs.any()
+    with pytest.raises(ValueError, match="mode should be one of explore, greedy, random, and is 'best'"):
+        agent.act(np.zeros(3), "best")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="there is no device cuda here; use cpu"):
+        load(sac, device="cuda")
 
 
 def test_what_it_knows_of_its_training(sac: Path, ppo: Path):
     agent = load(sac)
-    assert agent.env_steps == 600
+    assert agent.env_steps == 200
     assert agent.spec.native_spaces["agent"].action == Box(-2, 2, (1,))
-    assert load(str(sac / "checkpoints" / "step_000000000400")).env_steps == 400
-    weights = Checkpoint(sac / "checkpoints" / "step_000000000600").tree("weights")["algorithm"]
+    assert load(str(sac / "checkpoints" / "step_000000000100")).env_steps == 100
+    weights = Checkpoint(sac / "checkpoints" / "step_000000000200").tree("weights")["algorithm"]
     assert all(torch.equal(value, weights[name]) for name, value in agent.algorithm.state_dict().items())
     assert load(ppo).env_steps == summary(ppo)["env_steps"]
 
@@ -138,15 +140,11 @@ def test_what_it_knows_of_its_training(sac: Path, ppo: Path):
     ("obs", "said"),
     [
         (np.zeros(4), r"the observation has shape \[4\]; the observation space is Box\(.*\): \[3\], or \[n, 3\] for n"),
-        (np.zeros((2, 4)), r"has shape \[2, 4\]"),
         (np.zeros((1, 2, 3)), r"has shape \[1, 2, 3\]"),
         (1.0, r"has shape \[\]"),
         ("left", "the observation is a str; the observation space is Box"),
         (["a", "b", "c"], "the observation is a list; the observation space is Box"),
-        (
-            (np.zeros(3), {}),
-            r"the observation is a tuple: reset\(\) returns it and an info; the observation space is Box",
-        ),
+        ((np.zeros(3), {}), r"the observation is a tuple: reset\(\) returns it and an info; the observation space is"),
         (None, "the observation is a NoneType; the observation space is Box"),
         (np.array([0.0, np.nan, 0.0]), "the observation holds NaN"),
         ({"obs": np.zeros(3)}, "the observation is a dict; the observation space is Box"),
@@ -157,33 +155,14 @@ def test_other_observations_are_refused(sac: Path, obs, said: str):
         load(sac).act(obs)
 
 
-def test_other_modes_are_refused(sac: Path):
-    with pytest.raises(ValueError, match="mode should be one of explore, greedy, random, and is 'best'"):
-        load(sac).act(np.zeros(3), "best")  # type: ignore[arg-type]
-
-
-def test_a_policy_that_was_trained_without_masks_is_given_none(sac: Path):
-    with pytest.raises(ValueError, match="trained without action masks"):
-        load(sac).act(np.zeros(3), action_mask=np.ones(7, bool))
-
-
-def test_bounds_that_numpy_aligns_are_told_in_one_line():
-    limits = np.array([4.8, np.inf, 0.42, np.inf], np.float32)
-    with pytest.raises(
-        ValueError, match=r"space is Box\(\[-4.8 -inf -0.42 -inf\], \[4.8 inf 0.42 inf\], \(4,\), float32\)"
-    ):
-        batched(Box(-limits, limits), np.zeros(3))
-
-
-def test_a_policy_that_was_trained_with_masks_is_given_them(tmp_path: Path):
-    agent = load(
-        trained(tmp_path / "taxi", *PPO, "env=taxi", "env.max_episode_steps=20", "algo.sgd_minibatch_size=256")
-    )
-    mask = np.arange(6) == 4
+def test_a_policy_that_was_trained_with_masks_is_given_them(tmp_path: Path, sac: Path):
+    agent, mask = load(trained(tmp_path / "taxi", *PPO, "env=taxi", "env.max_episode_steps=20")), np.arange(6) == 4
     assert agent.act(7, "random", action_mask=mask) == 4
     assert agent.act([7, 8], "explore", action_mask=[mask, ~mask])[0] == 4
-    with pytest.raises(ValueError, match=r"trained with action masks: act\(obs, action_mask=...\), \[6\] bool"):
+    with pytest.raises(ValueError, match=r"with masks of the allowed actions: act\(obs, action_mask=...\), \[6\] bool"):
         agent.act(7)
+    with pytest.raises(ValueError, match="trained without action masks"):
+        load(sac).act(np.zeros(3), action_mask=np.ones(7, bool))
 
 
 # ---- memory and every kind of space ---------------------------------------------------------------------------------
@@ -260,26 +239,26 @@ class Counting(Algorithm):
         return {"action": (rows + draw) % 4}, {"rows": rows}
 
 
+HERE = {"Home": "env", "Counting": "algo"}
+NAMES = {"env": "Gone", "loop": "GoneLoop", "buffer": "GoneBuffer", "hardware": "GoneHardware", "logger": "GoneLogger"}
+PARENTS = {"env": "cartpole", "loop": "alternate", "buffer": "rollout", "hardware": "cpu"}
+ALGO = """# @package _global_
+total_steps: 40
+rollout_fragment_length: 20
+train_batch_size: 20
+replay_ratio: null
+algo: {name: counting, parts: 1}
+"""
 GONE = {
     "rlplug_gone/__init__.py": manifest(
-        ("env", "gone", f"{__name__}:Gone"),
-        ("loop", "gone", f"{__name__}:GoneLoop"),
-        ("buffer", "gone", f"{__name__}:GoneBuffer"),
-        ("hardware", "gone", f"{__name__}:GoneHardware"),
-        ("logger", "gone", f"{__name__}:GoneLogger"),
-        ("env", "home", f"{__name__}:Home"),
-        ("algo", "counting", f"{__name__}:Counting"),
-    )
-    + "\n@hookimpl\ndef rlplug_conf():\n    return 'rlplug_gone.conf'\n",
-    "rlplug_gone/conf/env/gone.yaml": "defaults: [cartpole]\nname: gone\n",
+        *((kind, "gone", f"{__name__}:{name}") for kind, name in NAMES.items()),
+        *((kind, name.lower(), f"{__name__}:{name}") for name, kind in HERE.items()),
+        conf="rlplug_gone.conf",
+    ),
+    **{f"rlplug_gone/conf/{kind}/gone.yaml": f"defaults: [{name}]\nname: gone\n" for kind, name in PARENTS.items()},
     "rlplug_gone/conf/env/home.yaml": "name: home\n",
-    "rlplug_gone/conf/loop/gone.yaml": "defaults: [alternate]\nname: gone\n",
-    "rlplug_gone/conf/buffer/gone.yaml": "defaults: [rollout]\nname: gone\n",
-    "rlplug_gone/conf/hardware/gone.yaml": "defaults: [cpu]\nname: gone\n",
     "rlplug_gone/conf/logger/gone.yaml": "# @package logger.gone\nname: gone\n",
-    "rlplug_gone/conf/algo/counting.yaml": "# @package _global_\n"
-    "total_steps: 40\nrollout_fragment_length: 20\ntrain_batch_size: 20\nreplay_ratio: null\n"
-    "algo: {name: counting, parts: 1}\n",
+    "rlplug_gone/conf/algo/counting.yaml": ALGO,
 }
 
 
@@ -321,49 +300,33 @@ def rows(agent: Agent) -> list:
     return agent.algorithm.given[-1]["rows"].tolist()  # type: ignore[union-attr]
 
 
-def test_every_kind_of_space_arrives_inside_and_leaves_outside(counting: Path):
-    agent = load(counting)
-    obs = {
-        "image": np.full((2, 2), 255, np.uint8),
-        "place": -2,
-        "speed": 0.5,
-        "tools": [2, 2],
-        "lights": [True, False],
-    }
-    action = agent.act(obs)
-    assert action == 3  # the first one of the environment, which is 0 inside
-    assert agent.spec.native_spaces["agent"].action.contains(action)
-    given = agent.algorithm.given[-1]["obs"]  # type: ignore[union-attr]
-    assert {key: value.tolist() for key, value in given.items()} == {
-        "image": [[[255, 255], [255, 255]]],
-        "place": [0],
-        "speed": [0.5],
-        "tools": [[1, 2]],
-        "lights": [[1, 0]],
-    }
-    assert given["image"].dtype == torch.uint8
-    assert given["speed"].dtype == torch.float32
-
-
 def sample(**changes):
     obs = {"image": np.zeros((2, 2), np.uint8), "place": 0, "speed": 0.0, "tools": [1, 0], "lights": [0, 1]} | changes
     return {key: value for key, value in obs.items() if value is not None}
 
 
+def test_every_kind_of_space_arrives_inside_and_leaves_outside(counting: Path):
+    agent = load(counting)
+    assert agent.algorithm.steps.item() == agent.env_steps > 0  # type: ignore[union-attr, operator]  a schedule
+    action = agent.act(
+        sample(image=np.full((2, 2), 255, np.uint8), place=-2, speed=0.5, tools=[2, 2], lights=[True, False])
+    )
+    assert action == 3  # the first one of the environment, which is 0 inside
+    assert agent.spec.native_spaces["agent"].action.contains(action)
+    given = agent.algorithm.given[-1]["obs"]  # type: ignore[union-attr]
+    expected = {"image": [[[255, 255]] * 2], "place": [0], "speed": [0.5], "tools": [[1, 2]], "lights": [[1, 0]]}
+    assert {key: value.tolist() for key, value in given.items()} == expected
+    assert (given["image"].dtype, given["speed"].dtype) == (torch.uint8, torch.float32)
+
+
 @pytest.mark.parametrize(
     ("obs", "said"),
-    [
+    [  # of parts, see tests/envs/test_env_spaces.py
         (np.zeros(3), "the observation is a ndarray; the observation space is Dict"),
-        (sample(place=None), "the observation is a dict of image, speed, tools, lights; the observation space is Dict"),
         (sample(more=1), "the observation is a dict of .*, more; the"),
-        (sample(place=3), r"the observation \[?3\]? is outside of the observation space, Discrete\(5, start=-2\)"),
         (sample(place=-3), "outside"),
         (sample(tools=[0, 0]), "outside"),
-        (sample(tools=[3, 0]), "outside"),
         (sample(place=1.0), "is of type float64; the observation space is Discrete"),
-        (sample(image=np.zeros((2, 2))), "is of type float64; the observation space is Box"),
-        (sample(place=[0, 1]), "the parts of the observation differ in their leading axis"),
-        (sample(image=np.zeros((2, 3), np.uint8)), r"shape \[2, 3\]; .*: \[2, 2\], or \[n, 2, 2\]"),
     ],
 )
 def test_other_dicts_are_refused(counting: Path, obs, said: str):
@@ -382,11 +345,6 @@ def test_it_remembers_until_it_is_reset(counting: Path):
     agent.reset()
     assert agent.act(sample()) == 3
     assert rows(agent) == [0]
-
-
-def test_its_schedules_stand_where_the_run_stood(counting: Path):
-    agent = load(counting)
-    assert agent.algorithm.steps.item() == agent.env_steps > 0  # type: ignore[union-attr, operator]
 
 
 def test_its_last_action_and_reward(counting: Path):
@@ -429,7 +387,7 @@ def test_what_does_not_go_with_the_episodes_is_refused(counting: Path):
 def test_only_algorithm_and_models_need_be_installed(install: Install, site: Path, tmp_path: Path):  # noqa: F811
     install("rlplug-gone", "rlplug_gone", GONE)
     gone = [f"{kind}=gone" for kind in ("env", "loop", "buffer", "hardware")]
-    run = trained(tmp_path / "run", *PPO, "algo.sgd_minibatch_size=256", *gone, "logger=[gone]")
+    run = trained(tmp_path / "run", *PPO, *gone, "logger=[gone]")
     before = load(run).act(np.full((3, 4), 0.1))
     uninstall(site)
     with pytest.raises(ConfigError, match="unknown env 'gone'"):
@@ -472,7 +430,7 @@ def test_a_damaged_checkpoint_is_passed_over(sac: Path, tmp_path: Path):
     newest = checkpoints(run)[0] / "weights.pt"
     newest.write_bytes(newest.read_bytes()[:-1])
     with pytest.warns(UserWarning, match=r"is damaged or was altered: weights\.pt: .*; trying the previous one"):
-        assert load(run).env_steps == 400
+        assert load(run).env_steps == 100
     with pytest.raises(CheckpointError, match="is damaged or was altered"):
         load(newest.parent)
 
@@ -499,23 +457,14 @@ def test_no_gpu_is_needed_after_one_was_used(sac: Path, tmp_path: Path):
     assert load(path).act(np.zeros(3)) == load(sac).act(np.zeros(3))
     notes: list[str] = []
     assert evaluate(path, (), notes.append)["eval/return_mean"] == summary(sac)["eval/return_mean"]
-    assert notes == [
-        "an evaluation runs on the CPU because the run's hardware is not available:"
-        " hardware: needs a CUDA device, but none was found; use hardware=cpu"
-    ]
+    here = "an evaluation runs on the CPU because the run's hardware is not available: hardware: needs a"
+    assert notes == [f"{here} CUDA device, but none was found; use hardware=cpu"]
     assert evaluate(path, ["hardware=cpu"], notes.append)["episodes"] == 3
     assert len(notes) == 1
     evaluate(on_a_gpu(sac, tmp_path / "ray", "ray", num_gpus=1), (), notes.append)
-    assert notes[1].startswith(
-        "an evaluation runs on the CPU because the run's hardware is not available: hardware: needs a "
-    )
+    assert notes[1].startswith(f"{here} ")
     with pytest.raises(ConfigError, match=r"^hardware: needs a CUDA device"):
         evaluate(path, ["hardware=1gpu"])
-
-
-def test_a_device_that_is_not_there(sac: Path):
-    with pytest.raises(ConfigError, match="there is no device cuda here; use cpu"):
-        load(sac, device="cuda")
 
 
 # ---- evaluation -----------------------------------------------------------------------------------------------------
@@ -551,19 +500,12 @@ def test_even_of_a_policy_that_draws(install: Install, tmp_path: Path, monkeypat
     assert played["eval/return_mean"] != evaluate(run, ["seed=1"])["eval/return_mean"]
 
 
-def test_other_episodes(sac: Path):
-    assert evaluate(sac, ["eval.episodes=5"])["episodes"] == 5
+def test_a_changed_environment_and_other_episodes(sac: Path):
+    assert evaluate(sac, ["env.max_episode_steps=10", "eval.episodes=5"])["eval/length_mean"] == 10
     seeded = evaluate(sac, ["seed=1"])
     assert seeded["seed"] == 1
     assert seeded["eval/return_mean"] != summary(sac)["eval/return_mean"]
-    assert seeded == evaluate(sac, ["seed=1"])
-
-
-def test_a_changed_environment(sac: Path):
-    assert evaluate(sac, ["env.max_episode_steps=10"])["eval/length_mean"] == 10
     changed = evaluate(sac, ["+env.kwargs.g=1"])
     assert changed["eval/return_mean"] != summary(sac)["eval/return_mean"]
-    with pytest.raises(
-        ConfigError, match=r"^env: is not the environment of .*: the observation space was Box\(.*, and"
-    ):
+    with pytest.raises(ConfigError, match=r"^env: is not what .* trained on: the observation space was Box\(.*, and"):
         evaluate(sac, ["env=cartpole"])

@@ -8,9 +8,8 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Collection, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import psutil
@@ -29,6 +28,7 @@ case "$(ps -o stat= -p "$1")" in
 esac
 kill -9 "$@" 2>/dev/null
 """
+RECONNECT_S = 5  # without the control service of a local cluster before its processes end; Ray's default is a minute
 CONNECT_S = 5.0
 """timeouts in seconds of a cluster's connection and of its answer"""
 
@@ -90,6 +90,7 @@ def _init(cfg: RayCluster, address: str | None) -> None:
     if address is None:
         options |= {"include_dashboard": False, "object_store_memory": cfg.object_store_memory}
         options |= {"num_cpus": os.cpu_count(), "num_gpus": torch.cuda.device_count()}
+        options["_system_config"] = {"gcs_rpc_server_reconnect_timeout_s": RECONNECT_S}
     elif cfg.address is not None:
         _require_answer(address)
     spans, ray_constants.ENABLE_RAY_CLUSTER = ray_constants.ENABLE_RAY_CLUSTER, cfg.address is not None
@@ -117,29 +118,15 @@ def _init(cfg: RayCluster, address: str | None) -> None:
 def _ended_with_this(processes: Collection[psutil.Process], shutdown: Callable[[], None]) -> Iterator[None]:
     """Inside the block, kill Ray's processes when this one ends; some would otherwise live for another minute.
 
-    If the raylet, the node's process, dies, Ray silently ends this process; print the reason. If the GCS, the cluster's
-    control service, dies, Ray would retry for a minute; end this process instead.
+    If the raylet, the node's process, or the GCS, the cluster's control service, dies, Ray ends this process; print the
+    reason.
     """
-    over = threading.Event()
-
-    def watch(gcs: psutil.Process) -> None:
-        while not over.wait(1.0):
-            if not gcs.is_running() or gcs.status() == psutil.STATUS_ZOMBIE:
-                for process in processes:
-                    with suppress(psutil.NoSuchProcess):
-                        process.kill()
-                os._exit(1)  # calls of Ray would not return; the watchdog prints the reason
-
-    for gcs in processes:
-        if gcs.name() == "gcs_server":
-            threading.Thread(target=watch, args=[gcs], daemon=True).start()
     raylet_first = sorted(processes, key=lambda process: process.name() != "raylet")
     words = ["/bin/sh", "-c", WATCHDOG, "sh", *(str(process.pid) for process in raylet_first)]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True) as watchdog:
         try:
             yield
         finally:
-            over.set()
             shutdown()
             watchdog.kill()
 

@@ -37,7 +37,7 @@ class RayCollector:
         self.cfg, self.env_ids = resolved.plan.actors, policy.ctx.env_ids
         share = resolved.config.num_envs // self.cfg.count
         self.shares = [self.env_ids[i : i + share] for i in range(0, len(self.env_ids), share)]
-        self.pool: ActorPool | None = None
+        self.pool: ActorPool = None  # type: ignore[assignment]  # until ``start``
         self._loaded: list[Tree] = []
         self._buffers: dict[int, Batch] = {}  # one segment of all environments, by number of rows
         self._last_row: Tree = None
@@ -51,7 +51,6 @@ class RayCollector:
 
     @property
     def in_flight(self) -> Sequence[int | None]:
-        assert self.pool is not None
         return [len(handle.requests) if handle in self.pool.alive else None for handle in self.pool.handles]
 
     def start(self) -> None:
@@ -67,20 +66,18 @@ class RayCollector:
         self.pool.load(self._loaded)
 
     def submit(self, rollout: Rollout, shards: Sequence[int] | None = None) -> None:
-        assert self.pool is not None
         if self.pool.version != rollout.version:
             self.pool.broadcast(copies.acting_weights(self.policy), rollout.version)
         statistics = copies.statistics(self.policy) | {"env_steps": self.progress.env_steps}
         self.pool.request(rollout.num_steps, rollout.mode, statistics, shards, rollout.version_steps)
 
     def poll(self, shards: int | None = None) -> list[Segment]:
-        assert self.pool is not None
         began = time.monotonic()
         if shards is None:
             handles = self.pool.alive
             oldest = min((handle.requests[0] for handle in handles), key=lambda request: request.version)
-            batch, columns = self._gather(self.pool), slice(0, len(self.env_ids))
-            segments = [Segment(batch, columns, 0, oldest.version, oldest.version_steps)]
+            columns = slice(0, len(self.env_ids))
+            segments = [Segment(self._gather(), columns, 0, oldest.version, oldest.version_steps)]
         elif shards > len(self.pool.alive):
             raise RunError(f"the loop waits for {shards} actors at a time, but only {len(self.pool.alive)} are left")
         else:
@@ -88,9 +85,8 @@ class RayCollector:
             for _ in range(shards):
                 handle, request, part = self.pool.first()
                 shard = self.pool.handles.index(handle)
-                batch = tree.map(lambda x: torch.from_numpy(x.copy()), part)  # Ray's memory is used again
-                columns = self.spec.shards[shard]
-                segments.append(Segment(batch, columns, shard, request.version, request.version_steps))
+                columns, versions = self.spec.shards[shard], (request.version, request.version_steps)
+                segments.append(Segment(owned(part), columns, shard, *versions))
                 handles.append(handle)
         self._waited += time.monotonic() - began
         copies.merge_exploration(self.policy, [handle.state for handle in handles])
@@ -98,7 +94,6 @@ class RayCollector:
 
     def play(self, jobs: Sequence[Job], weights: Mapping[str, Weights]) -> Iterator[tuple[Job, Batch]]:
         """Distribute jobs to free actors, and yield the episodes in the order of ``jobs``."""
-        assert self.pool is not None
         for job in jobs:
             named_weights(job, weights, self.policy.algorithm, self.policy.ctx.spec)  # check before an actor fails
         named = tree.map(lambda x: torch.as_tensor(x).detach().cpu().numpy(), dict(weights))
@@ -109,26 +104,25 @@ class RayCollector:
         for n, job in enumerate(jobs):
             while n not in ended:
                 number, batch = next(played)
-                ended[number] = tree.map(lambda x: torch.from_numpy(x.copy()), batch)  # Ray's memory is used again
+                ended[number] = owned(batch)
             yield job, ended.pop(n)
 
     def metrics(self) -> dict[str, float]:
         """Return the fractions of the time since the last call that the learner waited and that actors were idle."""
-        assert self.pool is not None
         now = time.monotonic()
         idle, busy = map(sum, zip(*(handle.drain() for handle in self.pool.handles), strict=True))
         shares = {"learner_idle": self._waited / (now - self._since), "actors_idle": idle / max(idle + busy, 1e-9)}
         self._since, self._waited = now, 0.0
         return shares
 
-    def _gather(self, pool: ActorPool) -> Batch:
+    def _gather(self) -> Batch:
         """Return one segment ``[T+1, B]`` with the columns of all actors; lost actors have no valid rows."""
-        rows = pool.alive[0].requests[0].what[0]
+        rows = self.pool.alive[0].requests[0].what[0]
         if rows not in self._buffers:
             self._buffers[rows] = tree.map(lambda x: torch.stack([x] * (rows + 1)), self.spec.row)
         segment, missing = self._buffers[rows], np.ones(len(self.env_ids), np.bool_)
         arrays = tree.map(torch.Tensor.numpy, segment)
-        for handles, part in pool.gather():
+        for handles, part in self.pool.gather():
             columns: Any = np.concatenate([handle.env_ids for handle in handles]) - self.env_ids[0]
             if columns[-1] - columns[0] < len(columns):  # contiguous; slices are faster
                 columns = slice(columns[0], columns[-1] + 1)
@@ -153,12 +147,17 @@ class RayCollector:
 
     def load(self, state: Tree) -> None:
         self._loaded = state["actors"]
-        if self.pool is not None:
+        if self.pool:
             self.pool.load(self._loaded)
 
     def close(self) -> None:
-        if self.pool is not None:
+        if self.pool:
             self.pool.close()
+
+
+def owned(batch: Batch) -> Batch:
+    """Return arrays as tensors of their own, because Ray uses the memory of the arrays again."""
+    return tree.map(lambda x: torch.from_numpy(x.copy()), batch)
 
 
 class AsyncEval:

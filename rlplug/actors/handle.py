@@ -49,6 +49,38 @@ class Request:
     version_steps: int = 0
 
 
+class Heartbeat:
+    """The last known activity of an actor, from its answers to heartbeats and from results of its calls."""
+
+    def __init__(self) -> None:
+        self.seen, self.status = 0.0, ""  # time of its last step or request, and its activity then
+        self._sent: tuple[ObjectRef[Any], float] | None = None  # unanswered heartbeat, and its time
+
+    def note(self, status: str = "") -> None:
+        """Note activity now; empty: of the same kind as before."""
+        self.seen, self.status = time.monotonic(), status or self.status
+
+    def silence(self, process: Any) -> float:
+        """Send a heartbeat, or check for the answer to the last one; return the seconds without a sign of activity.
+
+        Because the learner may have been busy, silence counts only from an unanswered heartbeat, or from the time in an
+        answer.
+        """
+        if self._sent is None:
+            answer = process.heartbeat.options(concurrency_group="heartbeat").remote()
+            self._sent = answer, time.monotonic()
+            return 0.0
+        answer, at = self._sent
+        if not ray.wait([answer], timeout=0)[0]:
+            return time.monotonic() - at
+        self._sent = None
+        with suppress(RayError):  # its segment will raise the same error
+            row, rows, seconds = ray.get(answer)
+            self.seen = max(self.seen, at - seconds)
+            self.status = f"at row {row} of {rows}" if rows else self.status
+        return at - self.seen
+
+
 class ActorHandle:
     """The process of one actor, its requested rounds, and the state from which a new process continues.
 
@@ -62,7 +94,7 @@ class ActorHandle:
         self.status = Status.STARTING
         self.state: Tree = None  # after the last fetched segment
         self.requests: deque[Request] = deque()  # rounds with segments not fetched yet, oldest first
-        self.last_seen, self.last_status = 0.0, ""  # time of its last step or request, and its activity then
+        self.heartbeat = Heartbeat()
         self.errors: list[str] = []  # errors since its last segment
         self.restart_at, self.played_at = 0.0, 0.0
         self._idle_s, self._busy_s = 0.0, 0.0  # idle and busy seconds since ``drain``
@@ -73,8 +105,6 @@ class ActorHandle:
         self._rounds: deque[tuple[ObjectRef[Batch], ObjectRef[bytes]]] = deque()  # segment and state of each request
         self._next_state: Tree = None  # after the oldest round
         self._version = -1  # version of its weights
-        self._heartbeat: ObjectRef[Any] | None = None
-        self._heartbeat_sent = 0.0
 
     def __str__(self) -> str:
         first, last = self.env_ids[0], self.env_ids[-1]
@@ -85,7 +115,8 @@ class ActorHandle:
     def start(self) -> None:
         """Create the process, with the state and the rounds of its predecessor."""
         self.status, self._version = Status.STARTING, -1
-        self.last_seen, self.last_status = time.monotonic(), "starting"
+        self.heartbeat = Heartbeat()
+        self.heartbeat.note("starting")
         self._process, built = self._create(self.env_ids)
         self._setup.append(built)
         if self.state:
@@ -106,7 +137,7 @@ class ActorHandle:
 
     def _play(self, request: Request) -> None:
         if not self._rounds:
-            self.last_seen = time.monotonic()
+            self.heartbeat.note()
         weights = None if self._version == request.version else request.weights
         self._version = request.version
         call = getattr(self._process, request.call).options(num_returns=2)
@@ -145,7 +176,7 @@ class ActorHandle:
         self._setup.popleft()
         if self.state is None:
             self.state = value
-        self.last_seen, self.last_status = time.monotonic(), "started"
+        self.heartbeat.note("started")
         if not self._setup:
             self.status = Status.PLAYING if self._rounds else Status.IDLE
 
@@ -155,7 +186,7 @@ class ActorHandle:
         self._rounds.popleft()
         self.state, self._next_state = self._next_state, None
         self.errors, self._play_errors = [], 0
-        self.last_seen = time.monotonic()
+        self.heartbeat.note()
         self.status = Status.PLAYING if self._rounds else Status.IDLE
 
     def drain(self) -> tuple[float, float]:
@@ -169,32 +200,14 @@ class ActorHandle:
     # ---- failures -------------------------------------------------------------------------------------------------
 
     def check_alive(self) -> None:
-        """Send a heartbeat, or check for the answer to the last one.
-
-        Because the learner may have been busy, silence counts only from an unanswered heartbeat, or from the time in an
-        answer.
-
-        Raises:
-            TimeoutError: it has made no step for too long; names its last activity.
-        """
-        if self._heartbeat is None:
-            heartbeat = self._process.heartbeat.options(concurrency_group="heartbeat")
-            self._heartbeat, self._heartbeat_sent = heartbeat.remote(), time.monotonic()
-            return
-        silent = time.monotonic() - self._heartbeat_sent
-        if ray.wait([self._heartbeat], timeout=0)[0]:
-            with suppress(RayError):  # its segment will raise the same error
-                row, rows, seconds = ray.get(self._heartbeat)
-                self.last_seen = max(self.last_seen, self._heartbeat_sent - seconds)
-                self.last_status = f"at row {row} of {rows}" if rows else self.last_status
-            self._heartbeat, silent = None, self._heartbeat_sent - self.last_seen
+        """Raise ``TimeoutError``, with its last activity, if it has made no step for too long."""
         starting = self.status is Status.STARTING
         limit = self.cfg.start_timeout_s if starting else self.cfg.timeout_s
-        if silent > limit:
+        if self.heartbeat.silence(self._process) > limit:
             short = self.short_of() if starting else ""
             way = f"; the cluster has no {short} free: see hardware.actors.num_cpus and num_gpus" if short else ""
             way = way or ("; raise hardware.actors.start_timeout_s to allow more" if starting else "")
-            raise TimeoutError(f"no step for {limit:g} s; last seen {self.last_status}{way}")
+            raise TimeoutError(f"no step for {limit:g} s; last seen {self.heartbeat.status}{way}")
 
     def short_of(self) -> str:
         """Return the resources that the cluster lacks for it; empty: none."""
@@ -232,7 +245,7 @@ class ActorHandle:
         """End the process."""
         with suppress(Exception):  # it may be dead
             ray.kill(self._process)
-        self._process = self._heartbeat = self._next_state = None
+        self._process = self._next_state = None
         self._setup.clear()
         self._rounds.clear()
 

@@ -126,13 +126,9 @@ class ActorPool:
                     handle.request(Request("play", (playing[handle][1], stored), statistics, version, acting))
             self._look_after(POLL_S, for_all=False)
             for handle in [handle for handle in playing if handle.status is Status.PLAYED]:
-                try:
-                    episodes = self._fetch([handle])
-                except RayError as error:
-                    self._fail(handle, error)
-                    continue
-                handle.finish_round()
-                yield playing.pop(handle)[0], episodes
+                if (episodes := self._segment(handle)) is not None:
+                    handle.finish_round()
+                    yield playing.pop(handle)[0], episodes
 
     def gather(self) -> Iterator[tuple[Sequence[ActorHandle], Any]]:
         """Yield the segments of the oldest round, each with the actors that collected it.
@@ -153,12 +149,11 @@ class ActorPool:
                     continue
             for handle in group:
                 while handle.status is not Status.LOST:
-                    try:
-                        yield [handle], self._fetch([handle])
+                    if (segment := self._segment(handle)) is not None:
+                        yield [handle], segment
+                        del segment  # so that Ray can reuse its memory for the next one
                         break
-                    except RayError as error:
-                        self._fail(handle, error)
-                        self._wait()
+                    self._wait()
         for handle in self.alive:
             handle.finish_round()
 
@@ -173,13 +168,17 @@ class ActorPool:
             self._wait(for_all=False)
             ready = [handle for handle in self.handles if handle.status is Status.PLAYED]
             handle = min(ready, key=lambda handle: handle.played_at)
-            try:
-                segment, request = self._fetch([handle]), handle.requests[0]
-            except RayError as error:
-                self._fail(handle, error)
-                continue
-            handle.finish_round()
-            return handle, request, segment
+            if (segment := self._segment(handle)) is not None:
+                request = handle.requests[0]
+                handle.finish_round()
+                return handle, request, segment
+
+    def _segment(self, handle: ActorHandle) -> Any:
+        """Return the oldest segment of an actor; None: it is lost, and the actor has failed."""
+        try:
+            return self._fetch([handle])
+        except RayError as error:
+            self._fail(handle, error)
 
     def _fetch(self, group: Sequence[ActorHandle], aggregator: Any = None) -> Any:
         """Return the oldest segments of some actors as one; raise ``RayError`` if it is lost or does not arrive."""
@@ -216,7 +215,7 @@ class ActorPool:
                 return
             if now - reported > REPORT_S:
                 reported = now
-                seen = [f"{handle}, {handle.last_status}, {now - handle.last_seen:.0f} s ago" for handle in waiting]
+                seen = [f"{h}, {h.heartbeat.status}, {now - h.heartbeat.seen:.0f} s ago" for h in waiting]
                 warn(f"waiting for {'; '.join(seen)}")
                 if any(h.status is Status.STARTING for h in waiting) and (short := waiting[0].short_of()):
                     warn(f"the cluster has no {short} free for another actor")

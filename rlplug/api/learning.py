@@ -34,7 +34,6 @@ class Context(Protocol):
     rank: int
     world_size: int
     seed: int
-    deterministic: bool
     space: Space[Any] | None  # input space of a component inside another one
     ensemble_size: int  # independent members to hold, as a leading axis; see ``nn.Ensemble``
     render: bool  # whether environments should offer ``render() -> [H, W, 3] uint8`` of the first column
@@ -118,12 +117,8 @@ class Learner(Protocol):
         """
         ...
 
-    def gradients(self, batch: Batch, who: Trainable, parts: Sequence[str] | None = None) -> Weights:
-        """Return the averaged gradients that ``minimize`` would apply, keyed by parameter name."""
-        ...
-
     def apply(self, grads: Weights, who: Trainable, parts: Sequence[str] | None = None) -> None:
-        """Clip the given gradients and step the optimizers."""
+        """Clip the given gradients, keyed by parameter name, and step the optimizers."""
 
     def minibatches(self, batch: Batch, size: int, unit: Literal["row", "column"]) -> Iterator[Batch]:
         """Split a segment ``[T+1, B]`` into shuffled minibatches, equally many on every rank.

@@ -15,10 +15,11 @@ from rlplug import registry
 from rlplug.distributed.output import outlive_readers
 from rlplug.types import ConfigError, RunError, printable
 
-VERBS = ("train", "resume", "evaluate", "estimate", "export", "push", "check", "data", "profile", "plugins", "new")
+VERBS = ("train", "resume", "fork", "evaluate", "estimate", "export", "push", "check", "data", "profile", "plugins")
+VERBS += ("new", "runs", "diff", "plot", "report")
 """modules of this package with a function ``main(arguments) -> exit code``"""
 
-PRINT = ("check", "data", "plugins")
+PRINT = ("check", "data", "diff", "plugins", "runs")
 """verbs that only print, and end when the reader of their output ends"""
 
 PACKAGE = f"{Path(__file__).parents[1]}{os.sep}"

@@ -10,8 +10,7 @@ import hashlib
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,19 +21,6 @@ from rlplug.compiler.cache import own_folder
 from rlplug.compiler.compiled import Compiled, Function, restored
 from rlplug.compiler.tracing import traced
 from rlplug.types import Batch
-
-_interprets = False
-
-
-@contextmanager
-def interpreted() -> Iterator[None]:
-    """Interpret traced graphs instead of compiling them, to save compile time in tests."""
-    global _interprets
-    before, _interprets = _interprets, True
-    try:
-        yield
-    finally:
-        _interprets = before
 
 
 class Artifact(Compiled):
@@ -61,7 +47,7 @@ class Artifact(Compiled):
             torch.set_grad_enabled(gradient),
         ):
             graph, self._others, self.template, inputs, self._serves = traced(function, batch, varies)
-            self._run = _compiled(graph, inputs) if not _interprets else torch.no_grad()(lambda leaves: graph(*leaves))
+            self._run = loaded(graph, inputs)
         self._draws = [(i, draw) for i, draw in enumerate(self._others) if not isinstance(draw, Tensor)]
         self._served: dict[tuple[torch.Size, ...], bool] = {}  # whether it supports batches of these shapes
 
@@ -82,7 +68,7 @@ class Artifact(Compiled):
         return restored(self.template, inputs, iter(self._run(inputs + others)))
 
 
-def _compiled(graph: Any, inputs: list[Any]) -> Callable[[list[Tensor]], list[Tensor]]:
+def loaded(graph: Any, inputs: list[Any]) -> Callable[[list[Tensor]], list[Tensor]]:
     """Compile a graph, unless it is in the compiler's cache, and load it."""
     folder = own_folder()  # first, because it sets the folder of torch's compiler
     from torch._inductor import aot_compile

@@ -48,9 +48,7 @@ def change(raw: Mapping[str, Any], overrides: Sequence[str], may: Sequence[str],
             raise no_such_key_of(config, key)
         try:
             if chooses:  # keep interpolations in the group's YAML, which refer to the run
-                value = OmegaConf.to_container(
-                    composed([str(override.input_line), "~algo", "tuned=none"])[key], resolve=False
-                )
+                value = OmegaConf.to_container(composed([f"{override.input_line}", "~algo", "tuned=none"])[key])
             OmegaConf.update(config, key, value, merge=not chooses, force_add=add or chooses)
         except (ConfigKeyError, ConfigAttributeError) as error:
             raise no_such_key_of(config, str(error.full_key)) from None
@@ -93,9 +91,8 @@ def extended(raw: Mapping[str, Any], before: int, stretch: bool) -> tuple[dict[s
             said = f"is 0 from step {end} on, so nothing is learned up to {total}; add {STRETCH}, or set a step size"
             errors.append(ConfigError(key, f"{said} to continue with: {key}={points[0][1] / 10:g}"))
         else:
-            notes.append(
-                f"{key} stays at {last:g}, where its schedule ended; {STRETCH} stretches it over the new total"
-            )
+            stays = f"{key} stays at {last:g}, where its schedule ended"
+            notes.append(f"{stays}; {STRETCH} stretches it over the new total")
     if stretch and total != before and new == raw:
         errors = [ConfigError("schedules", f"none ends at total_steps={before}; leave out {STRETCH}")]
     if errors:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from copy import deepcopy
 from typing import Any, NamedTuple
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -14,7 +13,7 @@ from rlplug.config.errors import UnknownKeyError, elsewhere, joined, single
 from rlplug.config.explain import chosen_as, explained, not_chosen, unknown_option
 from rlplug.config.origins import blamed, check_packages, files_of, folders_of, loaded, option_names
 from rlplug.config.schema import SEVERAL, SINGLE, RunConfig, kind_of, parse
-from rlplug.registry import Kind, preset, until_refresh, warn_broken
+from rlplug.registry import Kind, preset, warn_broken
 from rlplug.types import ConfigError
 
 
@@ -187,17 +186,11 @@ def default_node(kind: Kind, option: str, changes: Mapping[str, Any] | None = No
         ConfigError: there is no such option, or it lacks the package line.
     """
     check_packages([(kind, option)])
-    config = deepcopy(_alone(kind, option))
+    choice = f"{kind}=[{option}]" if kind in SEVERAL else f"{kind}={option}"
+    config = composed([choice, "tuned=none", *(() if kind == "algo" else ("~algo",))])
     with explained():
         node = config[kind][option] if kind in SEVERAL else config[kind]
         with open_dict(node):
             node.update(changes or {})
         OmegaConf.resolve(node)
         return OmegaConf.to_container(node)  # type: ignore[return-value]
-
-
-@until_refresh
-def _alone(kind: Kind, option: str) -> DictConfig:
-    """Return the defaults of a run with one option of a kind, and no algorithm unless it is one."""
-    choice = f"{kind}=[{option}]" if kind in SEVERAL else f"{kind}={option}"
-    return composed([choice, "tuned=none", *(() if kind == "algo" else ("~algo",))])

@@ -103,9 +103,8 @@ def unknown_option(path: str, overrides: Sequence[str]) -> ConfigError:
     for end in range(len(parts) - 1, 0, -1):
         group, name = "/".join(parts[:end]), "/".join(parts[end:])
         if options := option_names(group, overrides):
-            meant = next(
-                (to for word, to in peers("options").get(group, {}).items() if word.lower() == name.lower()), None
-            )
+            terms = {term.lower(): option for term, option in peers("options").get(group, {}).items()}
+            meant = terms.get(name.lower())
             said = f"unknown option {name!r}"
             if (declares := owners().get((group, name), ())) and not origins.is_selected(group, name):  # type: ignore[call-overload]
                 said = f"{declares[0]} has no conf/{group}/{name}.yaml to select its {group} {name!r}"

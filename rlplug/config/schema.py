@@ -307,16 +307,7 @@ def migrate(raw: Mapping[str, Any], kinds: Collection[str] = KINDS) -> dict[str,
     Raises:
         ConfigError: a component's ``migrate`` failed.
     """
-    _check_names(raw)
     return {key: _migrate(kind, key, node) if (kind := kind_of(key)) in kinds else node for key, node in raw.items()}
-
-
-def _check_names(node: Any, key: str = "") -> None:
-    """Raise ``ConfigError`` if a key of a stored configuration is not printable, so messages cannot quote it."""
-    for name, inner in node.items() if isinstance(node, Mapping) else enumerate(node) if isinstance(node, list) else ():
-        if not str(name).isprintable():
-            raise ConfigError(key, f"{name!r} is not the name of a setting")
-        _check_names(inner, dotted(key, name))
 
 
 def _migrate(kind: Any, key: str, node: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Fabric of runs with several ranks, and the environment variables by which it recognizes a rank."""
+"""Fabric of this rank, or its replacement in runs with one rank, and how a process is recognized as a rank."""
 
 from __future__ import annotations
 
@@ -8,22 +8,42 @@ import re
 import socket
 import warnings
 from datetime import timedelta
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import torch
 from torch import distributed
 
-from rlplug.distributed.one_process import OneProcess
 from rlplug.plan import Plan
 from rlplug.types import ConfigError
 
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
 
+T = TypeVar("T")
 AnyFabric: TypeAlias = "Fabric | OneProcess"
 
 TIMEOUT = timedelta(hours=2)
 """timeout of collectives, during which one rank may collect, restart its actors or record a video"""
+
+
+class OneProcess:
+    """The used methods of ``lightning.fabric.Fabric`` for a single rank, without its import of seconds."""
+
+    global_rank = local_rank = 0
+    world_size = 1
+    is_global_zero = True
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    def broadcast(self, x: T) -> T:
+        return x
+
+    def all_gather(self, x: Any) -> Any:
+        return x[None]
+
+    def barrier(self) -> None:
+        """Return immediately."""
 
 
 def launched_elsewhere() -> bool:
@@ -46,20 +66,17 @@ def require_started(plan: Plan) -> None:
     """
     if not launched_elsewhere():
         return
-    launcher, variable = (
-        ("torchrun", "WORLD_SIZE") if distributed.is_torchelastic_launched() else ("srun", "SLURM_NTASKS")
-    )
-    if (started := int(os.environ[variable])) != plan.world_size:
+    torchrun = distributed.is_torchelastic_launched()
+    launcher, size = ("torchrun", "WORLD_SIZE") if torchrun else ("srun", "SLURM_NTASKS")
+    if (started := int(os.environ[size])) != plan.world_size:
         raise ConfigError(
             "hardware",
             f"{launcher} started {started} processes, but the run has {plan.world_size} ranks:"
             f" hardware.devices={plan.devices} on each of hardware.num_nodes={plan.num_nodes} machines",
         )
     if plan.max_restarts:
-        raise ConfigError(
-            "hardware.max_restarts",
-            f"works only for processes that rlplug starts; {launcher} started these: set it to 0",
-        )
+        said = f"works only for processes that rlplug starts; {launcher} started these: set it to 0"
+        raise ConfigError("hardware.max_restarts", said)
 
 
 def fabric_of(plan: Plan) -> AnyFabric:

@@ -19,7 +19,7 @@ from rlplug.config.schema import Estimate as Config
 from rlplug.context import EnvShard, RunContext
 from rlplug.data.recording import Recording
 from rlplug.data.source import Reading
-from rlplug.distributed.one_process import OneProcess
+from rlplug.distributed.fabric import OneProcess
 from rlplug.distributed.rng import global_state, load_global_state, seed_global_from
 from rlplug.estimation.fqe import FQE, fit
 from rlplug.functional import off_policy

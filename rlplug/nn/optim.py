@@ -61,12 +61,6 @@ class Adam(torch.optim.Adam):
             shapes = {"step": torch.Size(), "exp_avg": p.shape, "exp_avg_sq": p.shape}
             if state and {key: getattr(x, "shape", None) for key, x in state.items()} != shapes:
                 raise ValueError("the state of an optimizer does not fit its parameters")
-        for group in self.param_groups:
-            for name in ("eps", "weight_decay", "maximize"):
-                if not isinstance(group.get(name), int | float):
-                    raise ValueError(f"{name} of an optimizer is not a number")
-            if [isinstance(beta, int | float) for beta in group.get("betas", ())] != [True, True]:
-                raise ValueError("betas of an optimizer are not two numbers")
 
     def collect(self, share: bool = True) -> None:
         """Create missing state, and the kernel's lists.

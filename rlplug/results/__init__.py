@@ -1,1 +1,1 @@
-"""What finished runs are made into: comparisons, curves, reports, and exports that run without rlplug."""
+"""What runs are made into: lists, comparisons, plots and reports from run folders, without torch; exports and cards."""

@@ -124,7 +124,7 @@ class Callbacks:
             with suppress(Stopped):
                 if trainer.steps > self.log.steps(trainer):
                     self.log.log(trainer)
-                if self.estimation.estimator is not None:
+                if self.estimation.possible:
                     self.log.log_row(trainer, self.estimation.run(trainer))
                 if self.evaluation.possible:
                     snapshot.manifest["score"] = self.evaluate(trainer)["eval/return_mean"]

@@ -315,7 +315,5 @@ def _with_way_back(error: object, folder: Path) -> str:
     """Return an error with instructions to resume from the newest checkpoint."""
     said, last = str(error), next(iter(checkpoints(folder)), None)
     between = "\n" if "\n" in said else "; " if said else ""
-    good = (
-        "there is no checkpoint yet; begin again" if last is None else f"the last good checkpoint is {last}; continue"
-    )
+    good = f"the last good checkpoint is {last}; continue" if last else "there is no checkpoint yet; begin again"
     return f"{said}{between}{good} with: python -m rlplug resume {folder}"

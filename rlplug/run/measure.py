@@ -95,11 +95,12 @@ class MetricsLog:
 class Schedule:
     """A measurement every ``every`` steps (0: only at the end), and its last result."""
 
-    def __init__(self, every: int) -> None:
-        self.every, self.latest, self._last = every, dict[str, float](), 0
+    def __init__(self, every: int, possible: bool) -> None:
+        self.every, self.possible = every, possible
+        self.latest, self._last = dict[str, float](), 0
 
     def due(self, trainer: Trainer) -> bool:
-        return due(self.every, self._last, trainer.steps)
+        return self.possible and due(self.every, self._last, trainer.steps)
 
     def mark(self, trainer: Trainer) -> None:
         """Mark the due measurement as made or begun."""
@@ -119,9 +120,8 @@ class Evaluation(Schedule):
     """
 
     def __init__(self, policy: BehaviorPolicy, is_async: bool) -> None:
-        super().__init__(policy.config.eval.every)
+        super().__init__(policy.config.eval.every, policy.config.env.cls.traits.playable)
         self.policy, self.cfg, self.is_async = policy, policy.config.eval, is_async
-        self.possible = policy.config.env.cls.traits.playable
         ctx, episodes, parts = policy.ctx, self.cfg.episodes, 1 if is_async else policy.ctx.world_size
         if parts > 1:
             with closing(policy.env(ALONE)) as env:
@@ -138,9 +138,6 @@ class Evaluation(Schedule):
         from rlplug.actors.collector import AsyncEval
 
         self.actors = AsyncEval(self.policy, resolved)
-
-    def due(self, trainer: Trainer) -> bool:
-        return self.possible and super().due(trainer)
 
     def run(self, trainer: Trainer) -> dict[str, float]:
         """Play the episodes, and record a video if requested; raise ``Stopped`` if a stop is requested."""
@@ -198,11 +195,8 @@ class Estimation(Schedule):
     """Off-policy estimates at every evaluation, on rank 0; none without an estimator."""
 
     def __init__(self, estimator: Estimator | None, every: int) -> None:
-        super().__init__(every)
+        super().__init__(every, estimator is not None)
         self.estimator = estimator
-
-    def due(self, trainer: Trainer) -> bool:
-        return self.estimator is not None and super().due(trainer)
 
     def run(self, trainer: Trainer) -> dict[str, float]:
         """Estimate with the current weights."""

@@ -103,7 +103,8 @@ def create(folder: Path, config: RunConfig, plan: Plan, identity: str, command: 
     gpu = torch.cuda.get_device_name() if plan.accelerator == "cuda" else None
     hardware = {"machine": platform.machine(), "cpus": os.cpu_count(), "accelerator": gpu, "plan": asdict(plan)}
     manifest = {"run": identity, "format": FORMAT, "command": list(command), "versions": versions()}
-    manifest |= {"plugins": origins(config), "git": _git(), "hardware": hardware, "resumed": []}
+    manifest |= {"unit": config.loop.cls.unit, "plugins": origins(config), "git": _git(), "hardware": hardware}
+    manifest |= {"resumed": []}
     write_config(folder, config.raw)
     write_json(folder / MANIFEST, manifest)
 

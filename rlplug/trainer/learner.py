@@ -160,10 +160,6 @@ class RankLearner:
         who.after_step(due, losses, self)
         return losses
 
-    def gradients(self, batch: Batch, who: Trainable, parts: Sequence[str] | None = None) -> Weights:
-        self.steps.compute(batch, who, tuple(self.parts(who) if parts is None else parts))
-        return {name: p.grad.clone() for name, p in who.named_parameters() if p.grad is not None}
-
     def apply(self, grads: Weights, who: Trainable, parts: Sequence[str] | None = None) -> None:
         for name, p in who.named_parameters():
             p.grad = grads.get(name)

@@ -67,8 +67,7 @@ class Means:
         found = dict[str, Tensor]()
         for name, seen in self._values.items():
             device = next((x.device for x in seen if isinstance(x, Tensor)), None)  # numbers may follow tensors
-            stacked = [torch.as_tensor(x, device=device) for x in seen] if device else []
-            found[name] = torch.stack(stacked) if device else torch.tensor(seen)
+            found[name] = torch.stack([torch.as_tensor(x, device=device) for x in seen])
         return found
 
     def load(self, state: Tree) -> None:

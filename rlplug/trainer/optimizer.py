@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,6 +23,7 @@ class OptimizerState:
         self.optim, self.calls = optim, 0
         self.params: list[Tensor] = [p for group in optim.optimizer.param_groups for p in group["params"]]
         self._follow_schedule()
+        self._options = [{k: v for k, v in group.items() if k != "params"} for group in optim.optimizer.param_groups]
 
     def due(self) -> bool:
         """Count a call, and return whether it is an ``optim.every``-th one."""
@@ -35,12 +36,18 @@ class OptimizerState:
         return clip(grads, self.optim.grad_clip, self.optim.grad_clip_by)
 
     def state(self) -> Tree:
-        return {"optimizer": self.optim.optimizer.state_dict(), "calls": self.calls}
+        options = [tree.map(repr, group) for group in self._options]
+        return {"optimizer": self.optim.optimizer.state_dict(), "calls": self.calls, "options": options}
 
     def load(self, state: Tree) -> None:
         refuse_nan(("the optimizer", leaf) for _, leaf in tree.items(state["optimizer"]))
         self.calls = state["calls"]
         self.optim.optimizer.load_state_dict(state["optimizer"])
+        for group, own, saved in zip(self.optim.optimizer.param_groups, self._options, state["options"], strict=True):
+            changed = {key: value for key, value in own.items() if repr(value) != saved[key]}  # by a fork
+            group.update(changed)
+            if wrong := [key for key, value in own.items() if _type(group[key]) != _type(value)]:
+                raise ValueError(f"{wrong[0]} of an optimizer is {group[wrong[0]]!r}")
         self._follow_schedule()
 
     def _follow_schedule(self) -> None:
@@ -48,6 +55,10 @@ class OptimizerState:
         if self.optim.lr is not None:
             for group in self.optim.optimizer.param_groups:
                 group["lr"] = self.optim.lr
+
+
+def _type(option: Any) -> Any:
+    return [type(part) for part in option] if isinstance(option, list | tuple) else type(option)
 
 
 def refuse_nan(learned: Iterable[tuple[object, object]]) -> None:

@@ -28,10 +28,6 @@ CASES = {
         (*SAC, "hardware.actors.count=3", "hardware.actors.num_cpus=0"),
         "hardware.actors.count: num_envs=2 cannot be shared equally among 3 actors; use 1 or 2",
     ),
-    "a share that is not whole": (
-        (*PPO, "hardware.actors.count=3", "hardware.actors.num_cpus=0"),
-        "hardware.actors.count: num_envs=4 cannot be shared equally among 3 actors; use 1 or 2 or 4",
-    ),
     "more cores than there are": (
         (*PPO, "hardware.actors.count=4", "hardware.actors.num_cpus=1000"),
         r"hardware.actors.count: 4 actors with 1000 cores each need more than the \d+ of this machine; "

@@ -60,7 +60,7 @@ def test_killed_and_resumed(tmp_path: Path):
 
 @pytest.mark.slow
 def test_a_cluster_that_is_lost_ends_the_run(tmp_path: Path):
-    """Ray itself would try for a minute to reach its GCS, and then say so in its own words."""
+    """By default Ray would try for a minute to reach its GCS."""
     run = tmp_path / "run"
     program = rlplug(*PPO, "total_steps=10_000_000", f"hydra.run.dir={run}")
     while program.poll() is None and not list(run.glob("checkpoints/step_*[0-9]")):
@@ -71,7 +71,7 @@ def test_a_cluster_that_is_lost_ends_the_run(tmp_path: Path):
     _, printed = program.communicate()
     said = "rlplug: this run, or Ray on this machine, was killed, and both ended; resume continues it"
     assert (program.returncode, printed.splitlines()[-1]) == (1, said)
-    assert "Failed to connect" not in printed
+    assert "Failed to connect to GCS within 5 seconds" in printed
     psutil.wait_procs(started)
     assert not [process for process in started if process.is_running()]
 

@@ -73,16 +73,6 @@ def test_hung(undisturbed, capfd: pytest.CaptureFixture[str]):
 
 
 @pytest.mark.slow
-def test_an_environment_hangs(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
-    """It hangs once, and not when it is replayed. The line says where it hung."""
-    words = (*FAULTY, f"+env.kwargs.hangs={tmp_path / 'hung'}", "+env.kwargs.after=70")
-    disturbed = play((*words, *TWO, "hardware.actors.timeout_s=3"), 6)
-    assert (tmp_path / "hung").exists()
-    assert re.search(r"no step for 3 s; last seen at row \d+ of 32", capfd.readouterr().err)
-    assert distances(play(words, 6), disturbed) == []
-
-
-@pytest.mark.slow
 def test_a_worker_process_of_an_actor_is_killed(undisturbed, capfd: pytest.CaptureFixture[str]):
     """Its actor is restarted at the very row, with new worker processes."""
 

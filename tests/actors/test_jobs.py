@@ -7,9 +7,11 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
+from rlplug.actors.collector import owned
 from rlplug.api import Job
 from rlplug.config import compose
 from rlplug.run.build import build, start
@@ -28,6 +30,15 @@ SAC = (
     *("exploration=[parameter_noise]", "num_steps_sampled_before_learning_starts=4", "rollout_fragment_length=4"),
 )
 JOBS = [Job(k, episodes=1 + k % 3, max_steps=60, mode=mode) for k, mode in enumerate(("explore", "greedy") * 4)]
+
+
+def test_tensors_share_no_memory_with_arrays_of_ray():
+    arrays = {"obs": {"pos": np.zeros(3, np.float32)}, "reward": np.ones(2, np.float32)}
+    batch = owned(arrays)
+    batch["obs"]["pos"] += 1.0
+    batch["reward"].zero_()
+    assert arrays["obs"]["pos"].tolist() == [0.0, 0.0, 0.0]
+    assert arrays["reward"].tolist() == [1.0, 1.0]
 
 
 def played(words: Sequence[str], kill: bool = False) -> dict[str, Any]:

@@ -1,7 +1,5 @@
 """Small real runs, trained once."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """What the tests of checkpoints run: as small as it can be, and real."""
 
-from __future__ import annotations
-
 import hashlib
 import shutil
 from collections.abc import Iterator, Sequence
@@ -17,13 +15,7 @@ from rlplug.run import launch
 SHORT = ("model.hidden=[8]", "eval.every=0", "eval.episodes=1", "hardware=cpu", "logger=[]")
 SAC = (
     *("algo=sac", "env=pendulum", "total_steps=200", "num_steps_sampled_before_learning_starts=40"),
-    *(
-        "train_batch_size=8",
-        "buffer.capacity=170",
-        "log.every=40",
-        "checkpoint.every=50",
-        "checkpoint.keep_last=4",
-    ),
+    *("train_batch_size=8", "buffer.capacity=170", "log.every=40", "checkpoint.every=50", "checkpoint.keep_last=4"),
 )
 PPO = (
     *("algo=ppo", "env=cartpole", "tuned=none", "total_steps=256", "num_envs=2", "rollout_fragment_length=32"),

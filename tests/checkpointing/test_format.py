@@ -1,7 +1,5 @@
 """The folder of a checkpoint: trees without code, rows written once, there whole or not at all."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import sys
@@ -85,20 +83,20 @@ def test_a_tree_comes_back_as_it_was(tree: Any):
     assert digest(copy_to_host(tree)) == digest(tree)
 
 
-def test_generators_come_back(tmp_path: Path):
-    pcg, twister, python = np.random.default_rng(3), np.random.RandomState(3), Random(3)
-    pcg.normal(size=5)
-    state = decode(encode(copy_to_host([pcg.bit_generator.state, twister.get_state(legacy=False), python.getstate()])))
+def test_generators_come_back():
+    def drawn(generators: Any) -> list[float]:
+        return [generators[0].normal(), generators[1].normal(), generators[2].random()]
+
+    one, other = ((np.random.default_rng(n), np.random.RandomState(n), Random(n)) for n in (3, 0))
+    one[0].normal(size=5)
+    state = decode(
+        encode(copy_to_host([one[0].bit_generator.state, one[1].get_state(legacy=False), one[2].getstate()]))
+    )
     assert state[0]["state"]["state"] > 2**64
-    other = np.random.default_rng(0), np.random.RandomState(0), Random(0)
     other[0].bit_generator.state = state[0]
     other[1].set_state(state[1])
     other[2].setstate(state[2])
-    assert (other[0].normal(), other[1].normal(), other[2].random()) == (
-        pcg.normal(),
-        twister.normal(),
-        python.random(),
-    )
+    assert drawn(other) == drawn(one)
 
 
 def test_a_snapshot_shares_no_memory():
@@ -160,14 +158,6 @@ def held(store: FileRowLog) -> list[tuple[int, list[float]]]:
     return [(start, batch["obs"]["x"][:, 0].tolist()) for start, batch in store.rows()]
 
 
-def test_rows_are_copied_when_they_are_stored():
-    store, batch = FileRowLog(), rows(0, 3)
-    store.append(0, batch)
-    batch["obs"]["x"].zero_()
-    assert held(store) == [(0, [0.0, 1.0, 2.0])]
-    assert store.end == 3
-
-
 def test_chunks_are_no_larger_than_they_may_be(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(format, "CHUNK", 2 * (3 * 4 + 1))  # bytes of two rows
     store = FileRowLog()
@@ -184,54 +174,27 @@ def test_chunks_are_forgotten_when_none_of_their_rows_is_needed():
     store = FileRowLog()
     for start in (0, 3, 6):
         store.append(start, rows(start, start + 3))
-    store.trim(3)
-    assert [start for start, _ in held(store)] == [3, 6]
-    store.trim(5)  # a row of the first chunk still is
-    assert [start for start, _ in held(store)] == [3, 6]
-    store.trim(99)
-    assert held(store) == []
+    store.append(9, rows(9, 9))  # rows of nothing are nothing
+    for end, kept in ((3, [3, 6]), (5, [3, 6]), (99, [])):  # of the first chunk, a row still is
+        store.trim(end)
+        assert [start for start, _ in held(store)] == kept
     assert store.end == 9
-
-
-def test_what_is_stored_again_comes_later():
-    store = FileRowLog()
-    store.append(0, rows(0, 3))
-    store.append(1, rows(11, 13))
-    assert held(store) == [(0, [0.0, 1.0, 2.0]), (1, [11.0, 12.0])]
-    assert store.end == 3
-
-
-def test_rows_of_nothing_are_nothing():
-    store = FileRowLog()
-    store.append(4, rows(4, 4))
-    assert held(store) == []
 
 
 # ---- the folder ------------------------------------------------------------------------------------------------------
 
 
+MANIFEST = {
+    "rlplug": "0", "run": "a run", "written": "now", "unit": "env_steps", "updates": 0, "episodes": 0, "version": 0,
+    "wall_s": 1.5, "since_logged_s": 0.5, "rollout_length": 1, "batch_size": 1, "spent": {}, "not_restored": [],
+    "plugins": {}, "spec": {},
+    "config": {"total_steps": 1} | {kind: {"name": "a"} for kind in ("algo", "env", "hardware", "model")},
+}  # fmt: skip
+
+
 def snapshot(env_steps: int, store: FileRowLog | None = None, score: float | None = None) -> Snapshot:
-    manifest = {
-        "rlplug": "0",
-        "run": "a run",
-        "written": "now",
-        "env_steps": env_steps,
-        "unit": "env_steps",
-        "updates": 0,
-        "episodes": 0,
-        "version": 0,
-        "score": score,
-        "wall_s": 1.5,
-        "since_logged_s": 0.5,
-        "rollout_length": 1,
-        "batch_size": 1,
-        "spent": {},
-        "not_restored": [],
-        "plugins": {},
-        "spec": {},
-        "config": {"total_steps": 1} | {kind: {"name": "a"} for kind in ("algo", "env", "hardware", "model")},
-    }
     trees = {"weights": {"w": torch.full((50,), env_steps)}, "learner": {"n": env_steps}, "rank0": {"buffer": None}}
+    manifest = MANIFEST | {"env_steps": env_steps, "score": score}
     return Snapshot(manifest, trees, list(store.chunks) if store is not None else [])
 
 
@@ -296,19 +259,18 @@ def test_rows_lie_on_disk_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     find(second).verify()
 
 
-def test_rows_stored_again_have_a_file_of_their_own(tmp_path: Path):
+def test_rows_stored_again_come_later_and_have_a_file_of_their_own(tmp_path: Path):
     store = FileRowLog()
     for value in (0, 10, 20):
-        store.append(0, rows(value, value + 3))
+        store.append(0, batch := rows(value, value + 3))
+        batch["obs"]["x"].zero_()  # they are copied
     saved(tmp_path, 1, store)
-    found = find(tmp_path)
-    assert [values[0] for _, values in held(FileRowLog(found.chunks()))] == [0, 10, 20]
-    again = FileRowLog(found.chunks())
+    again = FileRowLog(find(tmp_path).chunks())
+    assert held(again) == [(0, [value, value + 1, value + 2]) for value in (0, 10, 20)]
     again.append(0, rows(30, 33))
-    assert [batch["obs"]["x"][0, 0].item() for _, batch in again.rows()] == [0, 10, 20, 30]
     saved(tmp_path, 2, again)
-    newest = find(tmp_path)
-    assert [values[0] for _, values in held(FileRowLog(newest.chunks()))] == [0, 10, 20, 30]
+    assert [values[0] for _, values in held(FileRowLog(find(tmp_path).chunks()))] == [0, 10, 20, 30]
+    assert again.end == 3
 
 
 def test_without_hard_links_rows_are_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -390,28 +352,19 @@ def test_a_checkpoint_is_there_whole_or_not_at_all(tmp_path: Path):
 
 
 def test_a_deleted_checkpoint_is_gone_or_whole(tmp_path: Path):
-    saved(tmp_path, 1)
+    saved(tmp_path, 2)
 
     def check(call: int) -> None:
         for path in checkpoints(tmp_path):
             Checkpoint(path).verify()
         assert find(tmp_path).manifest["env_steps"] == 2
         tidy(tmp_path, None)
-
-    def work() -> None:
-        remove(folder_of(tmp_path, 1))
-
-    saved(tmp_path, 2)
-    moments = 0
-    for call in range(1, 50):
         if not folder_of(tmp_path, 1).exists():
             saved(tmp_path, 1)
-        died = killed_at(call, work)
-        check(call)
-        if not died:
-            break
-        moments += 1
-    assert moments > 4
+
+    saved(tmp_path, 1)
+    assert every_death(lambda: remove(folder_of(tmp_path, 1)), check) > 4
+    remove(folder_of(tmp_path, 1))
     assert [path.name for path in checkpoints(tmp_path)] == ["step_000000000002"]
 
 
@@ -452,14 +405,24 @@ def keeper(tmp_path: Path):
     made = []
 
     def make(every: int | str = 10, keep_last: int = 2, keep_best: int = 1, env_steps: int = 0) -> CheckpointManager:
-        made.append(
-            CheckpointManager(tmp_path, Settings(every=every, keep_last=keep_last, keep_best=keep_best), env_steps)
-        )
+        settings = Settings(every=every, keep_last=keep_last, keep_best=keep_best)
+        made.append(CheckpointManager(tmp_path, settings, env_steps))
         return made[-1]
 
     yield make
     for one in made:
         one.close()
+
+
+def written(one: CheckpointManager, *made: tuple[int, float | None]) -> None:
+    """Write checkpoints of steps with scores, one after another."""
+    for env_steps, score in made:
+        one.submit(snapshot(env_steps, score=score))
+        one.wait()
+
+
+def best(run: Path) -> str:
+    return os.readlink(run / "checkpoints" / "best")
 
 
 def kept(run: Path) -> list[int]:
@@ -468,52 +431,35 @@ def kept(run: Path) -> list[int]:
 
 def test_the_last_and_the_best_are_kept(tmp_path: Path, keeper: Callable[..., CheckpointManager]):
     one = keeper(keep_last=2, keep_best=2)
-    for env_steps, score in [(10, 5.0), (20, 9.0), (30, None), (40, 7.0), (50, None), (60, 1.0)]:
-        one.submit(snapshot(env_steps, score=score))
-        assert one.wait() == folder_of(tmp_path, env_steps)
+    written(one, (10, 5.0), (20, 9.0), (30, None), (40, 7.0), (50, None), (60, 1.0))
     assert kept(tmp_path) == [20, 40, 50, 60]
-    best = tmp_path / "checkpoints" / "best"
-    assert os.readlink(best) == "step_000000000020"
-    assert find(best).manifest["score"] == 9.0
-
-
-def test_another_process_keeps_the_same(tmp_path: Path, keeper: Callable[..., CheckpointManager]):
-    first = keeper()
-    for env_steps, score in [(10, 5.0), (20, None), (30, None)]:
-        first.submit(snapshot(env_steps, score=score))
-    first.wait()
-    second = keeper(env_steps=30)
-    assert not second.is_best(4.0)
-    assert second.is_best(6.0)
-    second.submit(snapshot(40, score=6.0))
-    second.wait()
-    assert kept(tmp_path) == [30, 40]
-    assert os.readlink(tmp_path / "checkpoints" / "best") == "step_000000000040"
+    assert best(tmp_path) == "step_000000000020"
+    assert find(tmp_path / "checkpoints" / "best").manifest["score"] == 9.0
+    second = keeper(env_steps=60)  # another process
+    assert [second.is_best(score) for score in (8.0, 10.0)] == [False, True]
+    written(second, (70, 10.0))
+    assert kept(tmp_path) == [60, 70]
+    assert best(tmp_path) == "step_000000000070"
 
 
 def test_none_is_best_when_none_is_to_be_kept(tmp_path: Path, keeper: Callable[..., CheckpointManager]):
-    before = keeper(keep_last=1, keep_best=1)
-    before.submit(snapshot(5, score=1.0))
-    before.wait()
+    written(keeper(keep_last=1, keep_best=1), (5, 1.0))
     one = keeper(keep_last=1, keep_best=0)
-    for env_steps in (10, 20):
-        assert not one.is_best(1e9)
-        one.submit(snapshot(env_steps, score=1.0))
-    one.wait()
+    assert not one.is_best(1e9)
+    written(one, (10, 1.0), (20, 1.0))
     assert kept(tmp_path) == [20]
     assert not os.path.lexists(tmp_path / "checkpoints" / "best")
 
 
 @pytest.mark.parametrize(
-    ("every", "due"), [(10, [10, 21, 30]), (0, []), (25, [25]), (1, [1, 2, 9, 10, 19, 20, 21, 24, 25, 29, 30])]
+    ("every", "due"), [(10, [10, 21, 30]), (0, []), (25, [25]), (1, [1, 2, 9, 10, 19, 21, 24, 25, 29, 30])]
 )
 def test_when_it_is_due(every: int, due: list[int], keeper: Callable[..., CheckpointManager]):
     one, made = keeper(every=every), []
-    for env_steps in (1, 2, 9, 10, 19, 21, 24, 25, 29, 30) if every != 1 else (1, 2, 9, 10, 19, 20, 21, 24, 25, 29, 30):
+    for env_steps in (1, 2, 9, 10, 19, 21, 24, 25, 29, 30):
         if one.due(env_steps):
             made.append(env_steps)
-            one.submit(snapshot(env_steps))
-            one.wait()
+            written(one, (env_steps, None))
     assert made == due
 
 
@@ -558,19 +504,17 @@ def test_one_that_falls_due_while_another_is_written_waits(
 
 
 def test_a_checkpoint_that_is_there_is_not_written_again(tmp_path: Path, keeper: Callable[..., CheckpointManager]):
-    one = keeper()
-    one.submit(snapshot(10))
-    one.wait()
-    path = folder_of(tmp_path, 10)
-    before = {file.name: (file.stat().st_ino, file.read_bytes()) for file in path.iterdir()}
-    one.submit(snapshot(10))
-    one.wait()
-    assert {file.name: (file.stat().st_ino, file.read_bytes()) for file in path.iterdir()} == before
-    one.submit(snapshot(10, score=3.0))  # evaluated since
-    one.wait()
-    assert {file.name: file.stat().st_ino for file in path.glob("*.pt")} == {
-        name: inode for name, (inode, _) in before.items() if name != "manifest.json"
-    }
+    one, path = keeper(), folder_of(tmp_path, 10)
+
+    def files(pattern: str) -> dict[str, tuple[int, bytes]]:
+        return {file.name: (file.stat().st_ino, file.read_bytes()) for file in path.glob(pattern)}
+
+    written(one, (10, None))
+    before, trees = files("*"), files("*.pt")
+    written(one, (10, None))
+    assert files("*") == before
+    written(one, (10, 3.0))  # evaluated since
+    assert files("*.pt") == trees
     found = find(tmp_path)
     found.verify()
     assert found.manifest["score"] == 3.0

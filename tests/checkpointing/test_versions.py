@@ -1,7 +1,5 @@
 """What is read after an upgrade: other formats are refused, and a component migrates its own settings."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path
@@ -28,9 +26,7 @@ from tests.tools.damage import Scene
     ("number", "why"),
     [
         (FORMAT + 1, f"was written by a newer rlplug, in format {FORMAT + 1}; this one reads format 1: upgrade rlplug"),
-        (0, "is damaged or was altered: manifest.json: it has no valid format"),
-        (True, "is damaged or was altered: manifest.json: it has no valid format"),
-        ("1", "is damaged or was altered: manifest.json: it has no valid format"),
+        *((value, "is damaged or was altered: manifest.json: it has no valid format") for value in (0, True, "1")),
     ],
 )
 def test_another_format_is_refused(number: Any, why: str, sac_run: Path, tmp_path: Path):

@@ -1,7 +1,5 @@
 """What the machine refuses, files of other users and memory, is one line."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

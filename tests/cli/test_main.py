@@ -1,5 +1,6 @@
 import dataclasses
 import json
+import os
 import subprocess
 import sys
 import warnings
@@ -11,14 +12,10 @@ from omegaconf.errors import InterpolationKeyError
 import rlplug
 from rlplug.cli import main
 from tests.cli.scores import Scores
-from tests.installing import Install
+from tests.installing import Install, install_into, manifest
 
-SHORT = ["env=cartpole", "total_steps=1024", "eval.episodes=1", "eval.every=0", "logger=[]", "model.hidden=[8]"]
-
-
-@pytest.fixture(autouse=True)
-def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.chdir(tmp_path)
+SMALL = ["num_envs=2", "rollout_fragment_length=32", "algo.sgd_minibatch_size=64", "algo.num_sgd_iter=1"]
+SHORT = ["env=cartpole", "tuned=none", "total_steps=64", *SMALL, "eval.episodes=1", "eval.every=0", "logger=[]"]
 
 
 def summaries() -> dict[str, float]:
@@ -26,24 +23,17 @@ def summaries() -> dict[str, float]:
     return {str(path.parent): json.loads(path.read_text())["eval/return_mean"] for path in Path().rglob("summary.json")}
 
 
-def test_train_leaves_one_run_folder():
+def test_train_leaves_one_run_folder_and_returns_the_score():
     assert main(SHORT) == 0
     (folder,) = summaries()
     assert Path(folder).parent == Path("runs/ppo-cartpole")
     assert folder.endswith("-s0")
-
-
-def test_a_chosen_run_folder():
-    assert main(["train", *SHORT, "hydra.run.dir=here"]) == 0
-    assert list(summaries()) == ["here"]
-    assert [path.name for path in Path().iterdir()] == ["here"]
-
-
-def test_training_from_python_returns_the_score():
+    assert main(["train", *SHORT, "hydra.run.dir=there"]) == 0
+    assert {path.name for path in Path().iterdir()} == {"runs", "there"}
     score = rlplug.train([*SHORT, "seed=3"])
-    ((folder, noted),) = summaries().items()
+    ((last, noted),) = [(name, noted) for name, noted in summaries().items() if name not in (folder, "there")]
     assert score == noted
-    assert folder.endswith("-s3")
+    assert last.endswith("-s3")
 
 
 def test_what_was_composed_is_trained():
@@ -73,8 +63,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize(
-    ("how", "hardware"),
-    [("module", "cpu"), ("script", "2cpu"), pytest.param("module", "2cpu", marks=pytest.mark.slow)],
+    ("how", "hardware"), [("module", "cpu"), ("script", "2cpu"), pytest.param("module", "2cpu", marks=pytest.mark.slow)]
 )
 def test_modules_of_the_current_folder_are_found(how: str, hardware: str, tmp_path: Path):
     """Also by ranks of their own, and whichever way rlplug is called."""
@@ -82,10 +71,10 @@ def test_modules_of_the_current_folder_are_found(how: str, hardware: str, tmp_pa
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "rlplug").write_text(SCRIPT)
     begin = ["-m", "rlplug"] if how == "module" else [str(tmp_path / "bin" / "rlplug")]
-    words = [*SHORT[1:], "tuned=none", "env=gymnasium", "env.id=mine_env:Mine-v0", f"hardware={hardware}", "num_envs=2"]
-    done = subprocess.run([sys.executable, *begin, *words], capture_output=True, text=True)
+    words = [*SHORT, "env=gymnasium", "env.id=mine_env:Mine-v0"]
+    done = subprocess.run([sys.executable, *begin, *words, f"hardware={hardware}"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    safe = subprocess.run([sys.executable, "-P", *begin, "check", *words[:-2]], capture_output=True, text=True)
+    safe = subprocess.run([sys.executable, "-P", *begin, "check", *words], capture_output=True, text=True)
     assert safe.returncode == 2
     assert "mine_env" in safe.stderr
 
@@ -96,7 +85,6 @@ def test_the_newest_run_is_named(capsys: pytest.CaptureFixture[str]):
     capsys.readouterr()
     for words, said in {
         "resume runs": "runs contains no run; the newest run in it is runs/x/1",
-        "evaluate runs/x": "runs/x contains no run; the newest run in it is runs/x/1",
         "evaluate latest": "latest does not exist; the newest run here is runs/x/1",
         "estimate last data.path=x": "last does not exist; the newest run here is runs/x/1",
     }.items():
@@ -117,19 +105,15 @@ def test_a_sweep_returns_the_score_of_every_job():
     assert Scores.seen == [found[folder] for folder in sorted(found)]
 
 
-def test_check_shows_the_plan_and_writes_nothing(capsys: pytest.CaptureFixture[str]):
-    assert main(["check", "algo=sac", "env=pendulum"]) == 0
-    assert "Pendulum-v1" in capsys.readouterr().out
-    assert list(Path().iterdir()) == []
-
-
-def test_check_shows_the_networks_of_a_policy_and_its_value(capsys: pytest.CaptureFixture[str]):
+def test_check_shows_the_plan_and_the_networks_and_writes_nothing(capsys: pytest.CaptureFixture[str]):
     assert main(["check", "algo=ppo", "env=cartpole", "tuned=none"]) == 0
-    rows = [line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines()]
-    shown = dict(rows)
+    printed = capsys.readouterr().out
+    shown = dict(line.split(maxsplit=1) for line in printed.splitlines())
+    assert "CartPole-v1" in printed
     assert shown["net"] == "ActorCritic, 9,155"
     assert (shown["torso"], shown["policy"]) == ("MLP, 4,480", "CategoricalHead, 130")
     assert (shown["value_torso"], shown["value"]) == ("MLP, 4,480", "Linear, 65")
+    assert list(Path().iterdir()) == []
 
 
 def test_the_settings_of_a_job_are_shown(capsys: pytest.CaptureFixture[str]):
@@ -137,30 +121,22 @@ def test_the_settings_of_a_job_are_shown(capsys: pytest.CaptureFixture[str]):
     assert "gamma: 0.5" in capsys.readouterr().out
 
 
-def test_help_lists_the_options_of_every_group(capsys: pytest.CaptureFixture[str]):
-    assert main(["--help"]) == 0
-    text = capsys.readouterr().out
-    buffers = "buffer: circular, episodes, her, prioritized, queue, replay, rollout, sequence"
-    for group in ("algo: ", buffers, "env: ", "exploration: ", "loop: ", "rlplug plugins"):
-        assert group in text
-
-
-def test_help_lists_what_a_folder_of_ones_own_adds(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_help_lists_the_options_of_every_group_and_those_of_a_folder_of_ones_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "mine.yaml").write_text("name: mlp\n")
     assert main(["--help", f"hydra.searchpath=[file://{tmp_path}]"]) == 0
-    assert "mine, mlp, mlp256" in capsys.readouterr().out
+    text = capsys.readouterr().out
+    buffers = "buffer: circular, episodes, her, prioritized, queue, replay, rollout, sequence"
+    for part in ("algo: ", buffers, "env: ", "exploration: ", "loop: ", "rlplug plugins", "mine, mlp, mlp256"):
+        assert part in text
 
 
-@pytest.mark.parametrize("verb", ["check", "new", "plugins"])
+@pytest.mark.parametrize("verb", ["check", "evaluate", "new", "plugins"])
 def test_verbs_explain_themselves(verb: str, capsys: pytest.CaptureFixture[str]):
     assert main([verb, "--help"]) == 0
     assert f"rlplug {verb}" in capsys.readouterr().out
-
-
-def test_the_version(capsys: pytest.CaptureFixture[str]):
-    assert main(["--version"]) == 0
-    assert capsys.readouterr().out.startswith("rlplug 0.")
 
 
 def test_the_shell_completes_options(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
@@ -169,33 +145,44 @@ def test_the_shell_completes_options(monkeypatch: pytest.MonkeyPatch, capsys: py
     assert "algo=sac" in capsys.readouterr().out.split()
 
 
+LOOP = """
+from omegaconf import OmegaConf
+from rlplug.plugins.loop.alternate import Alternate
+class Faulty(Alternate):
+    def run(self, run): OmegaConf.create({'a': '${b}'}).a
+"""
+
+
 def test_an_error_inside_a_job_keeps_its_traceback(install: Install):
-    install(
-        "rlplug-faulty",
-        "rlplug_faulty",
-        {
-            "rlplug_faulty/__init__.py": "from rlplug import Component, hookimpl\n"
-            "@hookimpl\ndef rlplug_components(): return [Component('loop', 'faulty', 'rlplug_faulty.loop:Faulty')]\n"
-            "@hookimpl\ndef rlplug_conf(): return 'rlplug_faulty.conf'\n",
-            "rlplug_faulty/loop.py": "from omegaconf import OmegaConf\n"
-            "from rlplug.plugins.loop.alternate import Alternate\n"
-            "class Faulty(Alternate):\n"
-            "    def run(self, run): OmegaConf.create({'a': '${b}'}).a\n",
-            "rlplug_faulty/conf/loop/faulty.yaml": "defaults:\n  - alternate\nname: faulty\n",
-        },
-    )
+    files = {
+        "rlplug_faulty/__init__.py": manifest(
+            ("loop", "faulty", "rlplug_faulty.loop:Faulty"), conf="rlplug_faulty.conf"
+        ),
+        "rlplug_faulty/loop.py": LOOP,
+        "rlplug_faulty/conf/loop/faulty.yaml": "defaults:\n  - alternate\nname: faulty\n",
+    }
+    install("rlplug-faulty", "rlplug_faulty", files)
     with pytest.raises(InterpolationKeyError):
         main([*SHORT, "loop=faulty"])
 
 
-def test_importing_rlplug_imports_no_torch():
-    code = "import sys, rlplug; assert 'torch' not in sys.modules; rlplug.Algorithm; assert 'torch' in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True)
+LIGHT = """
+import sys, rlplug, rlplug.registry, rlplug.config, rlplug.cli.plugins, rlplug.testing.worlds
+from rlplug import Component, ConfigError, compose, hookimpl
+from rlplug.cli import main
+assert "moon" in rlplug.registry.names("env") and "rlplug_moon.env" not in sys.modules
+assert main(["plugins"]) == main(["plugins", "algo"]) == 0 and 'torch' not in sys.modules
+rlplug.Algorithm
+assert 'torch' in sys.modules
+"""
 
 
-def test_importing_the_environments_of_the_kit_imports_no_torch():
-    code = "import sys, rlplug.testing.worlds; assert 'torch' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True)
+def test_neither_importing_rlplug_nor_listing_plugins_imports_torch(tmp_path: Path):
+    install_into(
+        tmp_path, "rlplug-moon", "rlplug_moon", {"rlplug_moon.py": manifest(("env", "moon", "rlplug_moon.env:Moon"))}
+    )
+    path = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
+    subprocess.run([sys.executable, "-c", LIGHT], check=True, env={**os.environ, "PYTHONPATH": path})
 
 
 def test_every_public_name_exists():
@@ -206,9 +193,12 @@ def test_every_public_name_exists():
         rlplug.Agent  # noqa: B018
 
 
-def test_a_warning_of_ours_is_its_words_and_others_keep_their_source(monkeypatch: pytest.MonkeyPatch):
+def test_a_warning_of_ours_is_its_words_and_others_keep_their_source(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
     monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)  # main sets it for its process
     assert main(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("rlplug 0.")
     assert warnings.formatwarning("slow", UserWarning, rlplug.__file__, 1) == "rlplug: slow\n"
     for file in (__file__, str(Path(rlplug.__file__).parent) + "_plugin/env.py"):
         assert warnings.formatwarning("slow", UserWarning, file, 1).startswith(f"{file}:1: UserWarning: slow\n")

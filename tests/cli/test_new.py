@@ -1,7 +1,5 @@
 """``rlplug new``: packages of new components are written, installed, checked by the kit, and trained."""
 
-from __future__ import annotations
-
 import ast
 import os
 import re
@@ -25,9 +23,9 @@ SHORT = ["total_steps=512", "eval.episodes=1", "eval.every=0"]
 
 
 @pytest.fixture(autouse=True)
-def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    (tmp_path / "work").mkdir()
-    monkeypatch.chdir(tmp_path / "work")
+def work(here: Path, monkeypatch: pytest.MonkeyPatch):
+    (here / "work").mkdir()
+    monkeypatch.chdir(here / "work")
 
 
 def new(kind: str) -> Path:
@@ -55,6 +53,7 @@ def test_nothing_is_left_to_fill_in(kind):
     project = tomllib.loads(files["pyproject.toml"])["project"]
     assert (project["name"], project["entry-points"]) == ("rlplug-my-own", {"rlplug": {"my_own": "rlplug_my_own"}})
     assert "readme" not in project
+    assert [class_name(name) for name in ("sac", "my_algo", "td3_bc")] == ["Sac", "MyAlgo", "Td3Bc"]
 
 
 def test_the_code_has_the_style_of_ruff():
@@ -66,33 +65,22 @@ def test_the_code_has_the_style_of_ruff():
         assert done.returncode == 0, done.stdout
 
 
-def test_names_of_classes():
-    assert [class_name(name) for name in ("sac", "my_algo", "td3_bc")] == ["Sac", "MyAlgo", "Td3Bc"]
-
-
 # ---- what is refused -------------------------------------------------------------------------------------------------
 
+NO_NAME = "no name: take up to 40 small letters, digits and _"
+TAKEN = (("algo", "sac"), ("env", "pendulum"))
 USAGE = "new takes a kind and a name, as in `rlplug new algo mine`; see rlplug new --help"
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("", USAGE),
-        ("algo", USAGE),
-        ("algo mine more", USAGE),
-        ("algo name=mine", USAGE),
+        *((words, USAGE) for words in ("", "algo", "algo mine more", "algo name=mine")),
         ("algos mine", "unknown kind 'algos'; did you mean algo? There are: algo, buffer, env, exploration, "),
-        ("algo my-algo", "'my-algo' is not a name: use up to 40 lowercase letters, digits and _, as in my_algo"),
-        ("algo MyAlgo", "'MyAlgo' is not a name: use up to 40 lowercase letters, digits and _, as in my_algo"),
-        ("algo ../x", "'../x' is not a name: use up to 40 lowercase letters, digits and _, as in x"),
-        ("algo 3", "'3' is not a name: use up to 40 lowercase letters, digits and _"),
-        (f"algo {'a' * 300}", f"'{'a' * 300}' is not a name: use up to 40 lowercase letters, digits and _"),
-        ("algo lambda", "'lambda' has another meaning in Python or YAML; choose another name"),
-        ("env off", "'off' has another meaning in Python or YAML; choose another name"),
-        ("model none", "'none' has another meaning in Python or YAML; choose another name"),
-        ("algo sac", "algo 'sac' is taken by rlplug 0.1.0; choose another name"),
-        ("env pendulum", "env 'pendulum' is taken by rlplug 0.1.0; choose another name"),
+        *((f"algo {name}", f"{name!r} is {NO_NAME}") for name in ("my-algo", "MyAlgo", "../x", "3", "a" * 300)),
+        ("algo my-algo", f"'my-algo' is {NO_NAME}, as in my_algo"),
+        *((f"algo {word}", f"'{word}' means something else in Python or YAML") for word in ("lambda", "off", "none")),
+        *((f"{kind} {name}", f"{kind} '{name}' is taken by rlplug 0.1.0") for kind, name in TAKEN),
         ("env box", "'box' needs a class Box, which it imports; choose another name"),
     ],
 )
@@ -160,10 +148,7 @@ def test_all_kinds_in_one_environment(site: Path, capsys: pytest.CaptureFixture[
 
 @pytest.mark.parametrize(
     ("kinds", "chosen"),
-    [
-        pytest.param(("algo",), "not conformance or learns or resumes", id="algo"),
-        pytest.param(KINDS, "test", marks=pytest.mark.slow, id="all"),
-    ],
+    [(("algo",), "not conformance or learns or resumes"), pytest.param(KINDS, "test", marks=pytest.mark.slow)],
 )
 def test_their_own_tests_pass(kinds: tuple[str, ...], chosen: str, site: Path):
     """Those of the component and those of the kit, by the line that was printed."""

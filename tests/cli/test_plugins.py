@@ -1,4 +1,3 @@
-import os
 import signal
 import subprocess
 import sys
@@ -7,19 +6,11 @@ from typing import Literal
 
 import pytest
 
+from rlplug import registry
 from rlplug.cli import main
 from rlplug.cli.options import Option, options
 from rlplug.settings import PositiveFloat, PositiveInt, Scheduled, UnitFloat, option, settings
 from tests.installing import Install, install_into, manifest
-
-
-def test_every_component_is_listed_with_its_distribution(install: Install, capsys: pytest.CaptureFixture[str]):
-    install("rlplug-moon", "rlplug_moon", {"rlplug_moon.py": manifest(("env", "moon", "rlplug_moon.env:Moon"))})
-    assert main(["plugins"]) == 0
-    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert rows[0] == ["KIND", "NAME", "DISTRIBUTION", "VERSION"]
-    assert ["env", "moon", "rlplug-moon", "1.2"] in rows
-    assert ["algo", "sac", "rlplug", "0.1.0"] in rows
 
 
 def test_one_kind(capsys: pytest.CaptureFixture[str]):
@@ -28,27 +19,26 @@ def test_one_kind(capsys: pytest.CaptureFixture[str]):
     assert words == {"KIND", "algo", "PRESET"}
 
 
-def test_presets_are_listed_with_who_brought_them(install: Install, capsys: pytest.CaptureFixture[str]):
-    conf = "from rlplug import hookimpl\n@hookimpl\ndef rlplug_conf(): return 'rlplug_moon.conf'\n"
+def test_components_and_presets_are_listed_with_who_brought_them(install: Install, capsys: pytest.CaptureFixture[str]):
     files = {"env/far": "name: gymnasium\nid: Far-v0\n", "experiment/fly": "# @package _global_\nseed: 3\n"}
     files |= {"env/cartpole": "name: gymnasium\n"}
     files = {f"rlplug_moon/conf/{name}.yaml": text for name, text in files.items()}
-    install("rlplug-moon", "rlplug_moon", {"rlplug_moon/__init__.py": conf, **files})
+    moon = manifest(("env", "moon", "rlplug_moon.env:Moon"), conf="rlplug_moon.conf")
+    install("rlplug-moon", "rlplug_moon", {"rlplug_moon/__init__.py": moon, **files})
     assert main(["plugins"]) == 0
     lines = capsys.readouterr().out.splitlines()
     rows = [line.split() for line in lines]
-    assert ["env", "far", "rlplug-moon", "1.2"] in rows
-    assert ["experiment", "fly", "rlplug-moon", "1.2"] in rows
-    assert ["env", "cartpole", "rlplug", "0.1.0"] in rows
-    assert ["tuned", "dqn_cartpole", "rlplug", "0.1.0"] in rows
+    assert rows[0] == ["KIND", "NAME", "DISTRIBUTION", "VERSION"]
+    for kind, name in (("env", "moon"), ("env", "far"), ("experiment", "fly")):
+        assert [kind, name, "rlplug-moon", "1.2"] in rows
+    for kind, name in (("algo", "sac"), ("env", "cartpole"), ("tuned", "dqn_cartpole")):
+        assert [kind, name, "rlplug", "0.1.0"] in rows
     assert rows.count(["env", "gymnasium", "rlplug", "0.1.0"]) == 1
     (shadowed,) = [line for line in lines if line.startswith("shadowed: ")]
     assert "conf/env/cartpole.yaml of rlplug-moon 1.2 is not used: there is" in shadowed
     assert main(["plugins", "experiment", "fly"]) == 0
-    assert capsys.readouterr().out.splitlines() == [
-        "experiment fly: conf/experiment/fly.yaml of rlplug-moon 1.2",
-        "seed=3",
-    ]
+    said = ["experiment fly: conf/experiment/fly.yaml of rlplug-moon 1.2", "seed=3"]
+    assert capsys.readouterr().out.splitlines() == said
 
 
 def test_a_preset(capsys: pytest.CaptureFixture[str]):
@@ -69,18 +59,33 @@ def test_settings_of_a_pair(capsys: pytest.CaptureFixture[str]):
     assert "unknown tuned 'dqn_cartpol'; did you mean dqn_cartpole?" in capsys.readouterr().err
 
 
-def test_broken_and_clashing_plugins_are_listed(install: Install, capsys: pytest.CaptureFixture[str]):
-    moon = manifest(("env", "moon", "x:Moon"))
-    install("rlplug-moon", "rlplug_moon", {"rlplug_moon.py": moon})
-    install("rlplug-luna", "rlplug_luna", {"rlplug_luna.py": moon}, version="2")
-    install("rlplug-broken", "rlplug_broken", {"rlplug_broken.py": "import no_such_module"}, version="3")
+def test_broken_and_clashing_plugins_are_listed_and_do_not_stop_the_program(
+    site: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    for name in ("moon", "luna"):
+        files = {
+            f"rlplug_{name}/__init__.py": manifest(("model", "crater", f"rlplug_{name}:M"), conf=f"rlplug_{name}.conf"),
+            f"rlplug_{name}/conf/model/crater.yaml": "name: crater\n",
+        }
+        install_into(site, f"rlplug-{name}", f"rlplug_{name}", files)
+    install_into(site, "rlplug-broken", "rlplug_broken", {"rlplug_broken.py": "import no_such_module"})
+    registry.refresh()
     assert main(["plugins"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert (
-        "clash: env 'moon' is claimed by rlplug-luna 2 and rlplug-moon 1.2; choose rlplug-luna/moon or rlplug-moon/moon"
-        in lines
-    )
-    assert "broken: rlplug-broken 3, skipped: ModuleNotFoundError: No module named 'no_such_module'" in lines
+    claim = "model 'crater' is claimed by rlplug-luna 1.2 and rlplug-moon 1.2"
+    assert f"clash: {claim}; choose rlplug-luna/crater or rlplug-moon/crater" in lines
+    assert "broken: rlplug-broken 1.2, skipped: ModuleNotFoundError: No module named 'no_such_module'" in lines
+
+    warning = "rlplug: skipping the broken plugin rlplug-broken 1.2: ModuleNotFoundError: No module named"
+    assert main(["check", "algo=ppo"]) == 0
+    assert capsys.readouterr().err.startswith(warning)
+    registry.refresh()
+    assert main(["algo=ppo", "model=crater"]) == 2
+    first, shadowed, second = capsys.readouterr().err.splitlines()
+    assert first.startswith(warning)
+    assert shadowed.startswith("rlplug: conf/model/crater.yaml of rlplug-moon 1.2 is not used")
+    assert second.startswith(f"rlplug: model.name: {claim}")
+    assert list(tmp_path.iterdir()) == [site]
 
 
 def test_the_options_of_a_component(capsys: pytest.CaptureFixture[str]):
@@ -91,50 +96,8 @@ def test_the_options_of_a_component(capsys: pytest.CaptureFixture[str]):
     (gamma,) = [row for row in rows if row.startswith("gamma ")]
     assert gamma.split()[:7] == ["gamma", "float", "0.99", ">=", "0,", "<=", "1"]
     assert gamma.endswith(".")
-
-
-def test_a_yaml_of_another_name_gives_the_defaults(capsys: pytest.CaptureFixture[str]):
-    assert main(["plugins", "hardware", "gpu"]) == 0
+    assert main(["plugins", "hardware", "gpu"]) == 0  # a YAML file of another name than its component
     assert any(line.split()[:3] == ["threads", "int", "1"] for line in capsys.readouterr().out.splitlines())
-
-
-def test_listing_imports_no_torch(tmp_path: Path):
-    code = (
-        "import sys; from rlplug.cli import main; assert main(['plugins']) == 0; "
-        "assert main(['plugins', 'algo']) == 0; assert 'torch' not in sys.modules"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path, stdout=subprocess.DEVNULL)
-
-
-def test_a_broken_and_two_clashing_plugins_do_not_stop_the_program(tmp_path: Path):
-    site, work = tmp_path / "site", tmp_path / "work"
-    site.mkdir()
-    work.mkdir()
-    conf = "\n@hookimpl\ndef rlplug_conf(): return 'rlplug_{}.conf'\n"
-    for name in ("moon", "luna"):
-        files = {
-            f"rlplug_{name}/__init__.py": manifest(("model", "crater", f"rlplug_{name}:M")) + conf.format(name),
-            f"rlplug_{name}/conf/model/crater.yaml": "name: crater\n",
-        }
-        install_into(site, f"rlplug-{name}", f"rlplug_{name}", files)
-    install_into(site, "rlplug-broken", "rlplug_broken", {"rlplug_broken.py": "import no_such_module"})
-
-    def rlplug(*arguments: str) -> subprocess.CompletedProcess[str]:
-        environment = {**os.environ, "PYTHONPATH": str(site)}
-        command = [sys.executable, "-m", "rlplug", *arguments]
-        return subprocess.run(command, cwd=work, env=environment, capture_output=True, text=True)
-
-    warning = "rlplug: skipping the broken plugin rlplug-broken 1.2: ModuleNotFoundError: No module named"
-    fine = rlplug("check", "algo=ppo")
-    assert fine.returncode == 0
-    assert fine.stderr.startswith(warning)
-    clash = rlplug("algo=ppo", "model=crater")
-    assert clash.returncode == 2
-    first, shadowed, second = clash.stderr.splitlines()
-    assert first.startswith(warning)
-    assert shadowed.startswith("rlplug: conf/model/crater.yaml of rlplug-moon 1.2 is not used")
-    assert second.startswith("rlplug: model.name: model 'crater' is claimed by rlplug-luna 1.2 and rlplug-moon 1.2")
-    assert list(work.iterdir()) == []
 
 
 def test_the_table_of_options():
@@ -156,9 +119,8 @@ def test_the_table_of_options():
 
 
 def test_nobody_reads_any_more():
-    listing = subprocess.Popen(
-        [sys.executable, "-u", "-m", "rlplug", "plugins"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    command = [sys.executable, "-u", "-m", "rlplug", "plugins"]
+    listing = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     listing.stdout.close()
     assert listing.stderr.read() == ""
     assert listing.wait() == 128 + signal.SIGPIPE

@@ -17,11 +17,6 @@ PPO = ["env=cartpole", "tuned=none", "model.hidden=[8]", "hardware=cpu", "algo.s
 PPO += ["rollout_fragment_length=16", "algo.num_sgd_iter=2", "total_steps=1_000_000", "compile=off"]
 
 
-@pytest.fixture(autouse=True)
-def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.chdir(tmp_path)
-
-
 def shares(printed: str) -> dict[str, float]:
     return {name: float(share) for name, share in re.findall(r"^( *\S.*?)  +([\d.]+)%  +[\d,.]+$", printed, re.M)}
 
@@ -39,7 +34,7 @@ class Ponderous(CartPoleEnv):
 
 
 def test_a_table_the_bottleneck_and_a_page_of_every_call(capsys: pytest.CaptureFixture[str]):
-    assert main(["profile", "--seconds", "3", *PPO]) == 0
+    assert main(["profile", "--seconds", "1", *PPO]) == 0
     out, err = capsys.readouterr()
     seen = shares(out)
     outer = {name for name in seen if not name.startswith(" ")}
@@ -50,7 +45,7 @@ def test_a_table_the_bottleneck_and_a_page_of_every_call(capsys: pytest.CaptureF
     assert all(seen[name] > 1 for name in ("  acting", "  environments", "  forward", "  backward"))
     assert re.search(r"^[\d,]+ environment steps and [\d,.]+ updates a second$", out, re.M)
     assert re.search(r"^bottleneck: .+ takes \d+% of the time", out, re.M)
-    assert "profiling for 3 s" in err
+    assert "profiling for 1 s" in err
     assert left() == ["profile.html"]
     assert "NextStepCollector" in Path("profile.html").read_text(encoding="utf-8")
 
@@ -59,7 +54,7 @@ def test_slow_environments_are_named_as_the_bottleneck(capsys: pytest.CaptureFix
     gymnasium.register("Ponderous-v0", Ponderous)
     try:
         words = [word for word in PPO if word != "env=cartpole"] + ["env=gymnasium", "env.id=Ponderous-v0"]
-        assert main(["profile", "--seconds=2", "--html=here.html", *words]) == 0
+        assert main(["profile", "--seconds=1", "--html=here.html", *words]) == 0
     finally:
         del gymnasium.registry["Ponderous-v0"]
     out = capsys.readouterr().out
@@ -68,14 +63,8 @@ def test_slow_environments_are_named_as_the_bottleneck(capsys: pytest.CaptureFix
     assert left() == ["here.html"]
 
 
-def test_a_burst_of_updates_is_measured_with_the_steps_before_it(capsys: pytest.CaptureFixture[str]):
-    words = ["algo=sac", "env=pendulum", "hardware=cpu", "model.hidden=[8]", "rollout_fragment_length=200"]
-    assert main(["profile", "--seconds=0.5", *words, "num_steps_sampled_before_learning_starts=250"]) == 0
-    assert shares(capsys.readouterr().out)["collecting"] > 1
-
-
 def test_evaluations_are_told_apart_from_collecting(capsys: pytest.CaptureFixture[str]):
-    assert main(["profile", "--seconds=2", *PPO, "eval.every=64", "eval.episodes=20"]) == 0
+    assert main(["profile", "--seconds=1", *PPO, "eval.every=64", "eval.episodes=20"]) == 0
     out = capsys.readouterr().out
     assert shares(out)[f"  {REPORTS}"] > 50
     assert re.search(rf"^bottleneck: \d+% of the time passes between rounds: {REPORTS}$", out, re.M)
@@ -88,30 +77,47 @@ def test_the_bottleneck_is_the_larger_sum():
     assert bottleneck(Profile(seconds, 1.0, 1.0), run).startswith("bottleneck: environments take 25% of the time")
 
 
-def test_off_policy_learning_is_the_bottleneck_and_what_it_asks_for_is_told(capsys: pytest.CaptureFixture[str]):
-    words = ["algo=dqn", "env=cartpole", "hardware=cpu", "num_steps_sampled_before_learning_starts=200"]
-    assert main(["profile", "--seconds=2", "replay_ratio=4", *words]) == 0
+SAC = ["algo=sac", "env=pendulum", "model.hidden=[8]", "rollout_fragment_length=200"]
+PARTS = {  # of runs, a part of which something is measured, and what is said of the bottleneck
+    "a burst of updates and the steps before it": (
+        [*SAC, "num_steps_sampled_before_learning_starts=250"],
+        {"collecting": 1},
+        "",
+    ),
+    "off-policy learning": (
+        ["algo=dqn", "env=cartpole", "num_steps_sampled_before_learning_starts=200", "replay_ratio=4"],
+        {"  sampling": 0, "  targets": 0, "  forward": 0},
+        r"^bottleneck: learning takes \d+% .*replay_ratio",
+    ),
+    "gradients that are computed where they are collected": (
+        ["algo=a3c", "env=cartpole"],
+        {"  gradients of segments": 10},
+        "",
+    ),
+}
+
+
+@pytest.mark.parametrize(("words", "parts", "said"), PARTS.values(), ids=PARTS)
+def test_what_is_measured(words: list[str], parts: dict[str, float], said: str, capsys: pytest.CaptureFixture[str]):
+    assert main(["profile", "--seconds=0.5", "hardware=cpu", *words]) == 0
     out = capsys.readouterr().out
-    assert {"  sampling", "  targets", "  forward"} < shares(out).keys()
-    assert re.search(r"^bottleneck: learning takes \d+% .*replay_ratio", out, re.M)
+    assert all(shares(out)[part] > least for part, least in parts.items())
+    assert re.search(said, out, re.M)
 
 
-@pytest.mark.parametrize("unit", [True, False], ids=["there", "not there"])
+@pytest.mark.parametrize(
+    ("unit", "width", "dtype", "told"),
+    [(True, 256, None, True), (False, 256, None, False), (True, 128, None, False), (True, 256, torch.bfloat16, False)],
+)
 def test_where_the_processor_multiplies_bfloat16_a_run_of_wide_layers_is_told_so(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, unit: bool
+    monkeypatch: pytest.MonkeyPatch, unit: bool, width: int, dtype: torch.dtype | None, told: bool
 ):
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: unit)
-    said = []
-    for more in (["model.hidden=[256,256]"], ["model.hidden=[128,128]"], ["hardware.precision=bf16-mixed"]):
-        words = ["algo=sac", "env=pendulum", "hardware=cpu", "num_steps_sampled_before_learning_starts=50", *more]
-        assert main(["profile", "--seconds=1", *words]) == 0
-        said.append("hardware.precision=bf16-mixed" in capsys.readouterr().out)
-    assert said == [unit, False, False]
-
-
-def test_gradients_that_are_computed_where_they_are_played_are_learning(capsys: pytest.CaptureFixture[str]):
-    assert main(["profile", "--seconds=2", "algo=a3c", "env=cartpole", "hardware=cpu"]) == 0
-    assert shares(capsys.readouterr().out)["  gradients of segments"] > 10
+    learner = SimpleNamespace(steps=SimpleNamespace(dtype=dtype), algorithm=torch.nn.Linear(width, width))
+    config = SimpleNamespace(compile="max", replay_ratio=None)
+    run = SimpleNamespace(learner=learner, config=config, ctx=SimpleNamespace(device=torch.device("cpu")))
+    said = bottleneck(Profile({(LEARN, "forward"): 1.0}, 1.0, 1.0), run)
+    assert ("hardware.precision=bf16-mixed" in said) == told
 
 
 @pytest.mark.slow

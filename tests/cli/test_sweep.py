@@ -13,15 +13,11 @@ import pytest
 
 from rlplug.cli import main
 from rlplug.cli.sweep import LONGEST, check_sweep, folder_name, report
+from rlplug.config import composed
 from rlplug.testing.comparing import differences_of_runs
 from tests.cli.test_main import SHORT
 
-SWEEP = ["-m", *SHORT, "tuned=none", "hydra.sweep.dir=sweep"]
-
-
-@pytest.fixture(autouse=True)
-def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.chdir(tmp_path)
+SWEEP = ["-m", *SHORT, "hydra.sweep.dir=sweep"]
 
 
 def rows(sweep: str = "sweep") -> list[dict[str, str]]:
@@ -38,7 +34,7 @@ def resumes(job: Path) -> int:
 
 
 def test_a_bad_job_does_not_keep_the_others_from_running(capsys: pytest.CaptureFixture[str]):
-    assert main([*SWEEP, "algo.lr=1e30,1e-3"]) == 1
+    assert main([*SWEEP, "total_steps=256", "algo.lr=1e30,1e-3"]) == 1
     assert statuses() == {"algo.lr=0.001": "finished", "algo.lr=1e+30": "failed"}  # the best one first
     good, bad = rows()
     assert float(good["score"]) > 0
@@ -56,8 +52,8 @@ def test_a_bad_job_does_not_keep_the_others_from_running(capsys: pytest.CaptureF
 
 
 def test_a_refused_job_is_one_too(capsys: pytest.CaptureFixture[str]):
-    assert main([*SWEEP, "total_steps=1,1024"]) == 1
-    assert statuses() == {"total_steps=1024": "finished", "total_steps=1": "failed"}
+    assert main([*SWEEP, "total_steps=1,64"]) == 1
+    assert statuses() == {"total_steps=64": "finished", "total_steps=1": "failed"}
     assert [file.name for file in Path("sweep/total_steps=1").iterdir()] == ["job.json"]
     assert "rlplug: total_steps: 1 " in capsys.readouterr().err
 
@@ -78,50 +74,38 @@ def test_a_bug_is_one_too(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
     assert "Traceback" in capsys.readouterr().err
 
 
-def test_the_same_command_runs_only_what_has_not_finished(capsys: pytest.CaptureFixture[str]):
+def test_the_same_command_runs_only_what_has_not_finished(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
     assert main([*SWEEP, "seed=1,2"]) == 0
-    before = {
-        path: path.stat().st_mtime_ns for path in Path("sweep").rglob("*") if path.name in ("summary.json", "*.pt")
-    }
+    before = {path: path.stat().st_mtime_ns for path in Path("sweep").rglob("summary.json")}
     scores = {row["job"]: row["score"] for row in rows()}
     assert main([*SWEEP, "seed=1,2,3"]) == 0
     assert {path: path.stat().st_mtime_ns for path in before} == before
     assert {row["job"]: row["score"] for row in rows() if row["job"] != "seed=3"} == scores
     assert sorted(statuses()) == ["seed=1", "seed=2", "seed=3"]
-    assert f"rlplug: seed=1: has already finished, with {float(scores['seed=1']):,.1f}" in capsys.readouterr().err
+    printed = capsys.readouterr()
+    assert f"rlplug: seed=1: has already finished, with {float(scores['seed=1']):,.1f}" in printed.err
 
-
-def test_a_job_that_cannot_be_read_stands_in_the_table(capsys: pytest.CaptureFixture[str]):
-    assert main([*SWEEP, "seed=1,2"]) == 0
-    forged = Path("sweep/elsewhere")
-    forged.mkdir()
-    os.mkfifo(forged / "job.json")
-    assert main([*SWEEP, "seed=1,2"]) == 1
-    assert statuses()["elsewhere"] == "unreadable"
-    assert "Not a regular file" in capsys.readouterr().out
-
-
-def test_of_ranks_that_torchrun_started_the_first_prints_the_table(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
-    assert main([*SWEEP, "seed=1"]) == 0
-    table = capsys.readouterr().out.splitlines()[-3:]
-    assert report(Path("sweep")) == 0
-    assert capsys.readouterr().out.splitlines()[-3:] == table
+    assert report(Path("sweep")) == 0  # of ranks that torchrun started, the first prints the table
+    assert capsys.readouterr().out.splitlines() == printed.out.splitlines()[-6:]
     monkeypatch.setenv("RANK", "1")
     assert report(Path("sweep")) == 0
     assert capsys.readouterr().out == ""
+    monkeypatch.delenv("RANK")
 
-
-def test_a_folder_with_other_settings_is_refused_and_kept(capsys: pytest.CaptureFixture[str]):
-    assert main([*SWEEP, "seed=1,2"]) == 0
-    before = {path: path.read_bytes() for path in Path("sweep").glob("*/*") if path.is_file()}
-    capsys.readouterr()
+    kept = {path: path.read_bytes() for path in Path("sweep").glob("*/*") if path.is_file()}
     assert main([*SWEEP, "seed=1,2", "algo.gamma=0.5"]) == 2
     (message,) = capsys.readouterr().err.splitlines()
     assert message.startswith("rlplug: hydra.sweep.dir: ")
     assert message.endswith("/sweep/seed=1 was made with algo.gamma=0.99, which now is 0.5; choose another folder")
-    assert {path: path.read_bytes() for path in Path("sweep").glob("*/*") if path.is_file()} == before
+    assert {path: path.read_bytes() for path in Path("sweep").glob("*/*") if path.is_file()} == kept
+
+    Path("sweep/elsewhere").mkdir()
+    os.mkfifo("sweep/elsewhere/job.json")
+    assert main([*SWEEP, "seed=1,2"]) == 1
+    assert statuses()["elsewhere"] == "unreadable"
+    assert "Not a regular file" in capsys.readouterr().out
 
 
 def test_folders_are_named_by_what_varies():
@@ -129,11 +113,8 @@ def test_folders_are_named_by_what_varies():
     assert sorted(statuses()) == [
         f"algo.clip_param={clip},model.hidden={hidden}" for clip in (0.1, 0.2) for hidden in ("[4,4]", "[8]")
     ]
-
-
-def test_a_sweep_over_nothing_is_one_job():
-    assert main(SWEEP) == 0
-    assert statuses() == {"0": "finished"}
+    assert main([*SWEEP, "hydra.sweep.dir=one"]) == 0
+    assert statuses("one") == {"0": "finished"}
 
 
 def test_names_of_folders_are_names_everywhere():
@@ -144,21 +125,12 @@ def test_names_of_folders_are_names_everywhere():
     assert long[0] != long[1]
 
 
-def test_an_empty_range_is_refused(capsys: pytest.CaptureFixture[str]):
-    assert main(["-m", *SHORT, "seed=range(1,1)"]) == 2
-    (message,) = capsys.readouterr().err.splitlines()
-    assert message == "rlplug: seed: range(1,1) has no values; range(1,4) is 1, 2 and 3"
-    assert list(Path().iterdir()) == []
-
-
 def test_two_sweeps_and_two_runs_of_the_same_second_do_not_meet():
-    from rlplug.config import composed
-
-    assert len({str(check_sweep([*SHORT, "seed=1,2"])[0]) for _ in range(5)}) == 5
-    assert len({str(composed(SHORT).hydra.run.dir) for _ in range(5)}) == 5
+    assert len({str(check_sweep([*SHORT, "seed=1,2"])[0]) for _ in range(2)}) == 2
+    assert len({str(composed(SHORT).hydra.run.dir) for _ in range(2)}) == 2
 
 
-SIX = ["-m", *SHORT, "tuned=none", "total_steps=4096", "checkpoint.every=512", "algo.lr=1e-3,3e-4", "seed=1,2,3"]
+SIX = ["-m", *SHORT, "total_steps=1024", "checkpoint.every=128", "algo.lr=1e-3,3e-4", "seed=1,2,3"]
 
 
 def start(folder: str) -> "subprocess.Popen[str]":

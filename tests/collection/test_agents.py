@@ -1,7 +1,5 @@
 """Rows of agents: an axis, groups, and who is alive; segments join without a seam."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from types import SimpleNamespace
 
@@ -146,13 +144,6 @@ def test_what_was_done_before_stands_in_the_next_row(name):
     assert any(part["prev_action"].any() for part in groups(batch))
 
 
-def test_the_value_of_row_t_is_there():
-    for name in ENVS:
-        segment = source(name).collect(7)
-        for part in groups(segment):
-            torch.testing.assert_close(part["value"][-1], 2.0 * part["obs"][-1].sum(-1))
-
-
 @pytest.mark.parametrize("name", ENVS)
 def test_goes_on_where_its_state_was_taken(name):
     one, other = source(name), source(name)
@@ -244,15 +235,9 @@ class Remembering(Algorithm):
 
 
 def remembered(rows, n, first="agent_is_first"):
-    spec = made(Relay, max_steps=9).spec
-    ctx = context(spec, needs=Needs(keys=("obs", "value", "action", "carry", first)), num_envs=COLUMNS)
-    player = make_shard(
-        made(Relay, max_steps=9),
-        Remembering(first),
-        ctx,
-        EnvShard("actor", COLUMNS, range(COLUMNS)),
-        list(range(COLUMNS)),
-    )
+    env = made(Relay, max_steps=9)
+    ctx = context(env.spec, needs=Needs(keys=("obs", "value", "action", "carry", first)), num_envs=COLUMNS)
+    player = make_shard(env, Remembering(first), ctx, EnvShard("actor", COLUMNS, range(COLUMNS)), list(range(COLUMNS)))
     return player, [clone(player.collect(rows)) for _ in range(n)]
 
 
@@ -346,21 +331,6 @@ def test_an_evaluation_that_keeps_nothing_acts_as_training_does():
     evaluation = make_shard(env, player.algorithm, player.ctx, shard, list(range(COLUMNS)), keys=())
     evaluation.collect(20, "greedy")
     assert torch.equal(torch.stack(seen[-20:]), segments[0]["agent_is_first"][:20])
-
-
-@pytest.mark.parametrize("name", ENVS)
-def test_every_part_of_an_agent_has_one_beginning(name):
-    """Also of several groups, and of one without an agent axis."""
-    cls, options = ENVS[name]
-    spec = made(cls, **options).spec
-    ctx = context(spec, needs=Needs(keys=(*KEYS[:-1], "agent_is_first")), num_envs=COLUMNS)
-    shard = EnvShard("actor", COLUMNS, range(COLUMNS))
-    player = make_shard(made(cls, **options), Swinging(spec.nested), ctx, shard, list(range(COLUMNS)))
-    batch = player.collect(60)
-    for part in groups(batch):
-        alive = part["alive"].reshape(61, COLUMNS, -1)
-        assert torch.equal(part["agent_is_first"].reshape(alive.shape), alive & batch["is_first"].unsqueeze(-1))
-    assert "agent_is_first" not in (batch if spec.nested else {})
 
 
 # ---- jobs ------------------------------------------------------------------------------------------------------------

@@ -1,20 +1,20 @@
 """Streams: every way of resetting gives the same rows, and segments join without a seam."""
 
-from __future__ import annotations
-
 import copy
 from collections import defaultdict
+from itertools import pairwise
 
 import gymnasium
 import pytest
 import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
+from rlplug import tree
 from rlplug.api import Algorithm, Exploration, Needs, Window
 from rlplug.checkpointing.serialize import copy_to_host, decode, encode
 from rlplug.collection.episodes import EpisodeStats
 from rlplug.collection.shard import ShardCollector
-from rlplug.collection.stepping import NextStepCollector, SameStepCollector, make_shard
+from rlplug.collection.stepping import make_shard
 from rlplug.config import compose
 from rlplug.context import EnvShard
 from rlplug.envs import NativeVector
@@ -36,11 +36,16 @@ def short_cartpole():
     return gymnasium.make("CartPole-v1", disable_env_checker=True, max_episode_steps=9)
 
 
-def source(mode: AutoresetMode, algorithm: Algorithm | None = None) -> ShardCollector:
+ACTED = Needs(keys=("obs", "action", "value"))
+
+
+def source(
+    mode: AutoresetMode, algorithm: Algorithm | None = None, needs: Needs = ACTED, exploration=None
+) -> ShardCollector:
     env = NativeVector(SyncVectorEnv([short_cartpole] * COLUMNS, autoreset_mode=mode))
-    ctx = context(env.spec, needs=Needs(keys=("obs", "action", "value")), num_envs=COLUMNS)
+    ctx = context(env.spec, needs=needs, num_envs=COLUMNS)
     shard = EnvShard("actor", COLUMNS, range(COLUMNS))
-    return make_shard(env, algorithm or Follower(), ctx, shard, list(range(COLUMNS)))
+    return make_shard(env, algorithm or Follower(), ctx, shard, list(range(COLUMNS)), exploration)
 
 
 def segments(mode: AutoresetMode, rows: int, n: int):
@@ -82,29 +87,16 @@ def test_every_autoreset_mode_gives_the_same_transitions(mode, rows):
         assert any(row[4] for row in expected[column][:common])
 
 
-def test_the_source_fits_the_way_of_resetting():
-    assert type(source(AutoresetMode.NEXT_STEP)) is NextStepCollector
-    assert type(source(AutoresetMode.SAME_STEP)) is SameStepCollector
-
-
-def test_row_t_reopens_the_next_segment():
-    previous = None
-    for segment in segments(AutoresetMode.NEXT_STEP, 4, 12):
-        if previous is not None:
-            assert torch.equal(previous["obs"][-1], segment["obs"][0])
-            assert torch.equal(previous["is_first"][-1], segment["is_first"][0])
-        previous = segment
-
-
-def test_an_episode_of_l_steps_has_l_plus_one_rows_and_is_counted_once():
+@pytest.mark.parametrize("length", [1, 7])
+def test_an_episode_of_l_steps_has_l_plus_one_rows_and_is_counted_once(length):
     counted = EpisodeStats(COLUMNS)
     steps, lengths, rows = 0, [], 0
-    for segment in segments(AutoresetMode.NEXT_STEP, 7, 20):
+    for segment in segments(AutoresetMode.NEXT_STEP, length, 140 // length):
         steps += counted.add(segment)
-        rows += 7 * COLUMNS
-        for episode_return, length, _ in counted.drain():
-            assert episode_return == length
-            lengths.append(length)
+        rows += length * COLUMNS
+        for episode_return, steps_of_it, _ in counted.drain():
+            assert episode_return == steps_of_it
+            lengths.append(steps_of_it)
     assert set(lengths) <= {8, 9, 10}
     assert rows - steps == pytest.approx(len(lengths), abs=COLUMNS)  # one dead row an episode
 
@@ -128,19 +120,20 @@ def test_an_episode_that_broke_off_is_not_counted():
 
 
 def test_segments_of_other_lengths_hold_the_same_stream():
-    whole = transitions(AutoresetMode.NEXT_STEP, 24, 2)
-    cut = transitions(AutoresetMode.NEXT_STEP, 3, 16)
-    assert whole == cut
+    assert transitions(AutoresetMode.NEXT_STEP, 24, 2) == transitions(AutoresetMode.NEXT_STEP, 3, 16)
+    cut = [*segments(AutoresetMode.NEXT_STEP, 4, 12)]
+    for before, after in pairwise(cut):
+        for key in ("obs", "is_first"):
+            assert torch.equal(before[key][-1], after[key][0])
 
 
 def test_noise_of_actors_does_not_depend_on_other_columns():
-    ctx = context(num_envs=4, seed=7)
-    with ctx.acting(EnvShard("actor", 4, range(4))):
-        everybody = ctx.randn(4, 2)
-    ctx = context(num_envs=4, seed=7)
-    with ctx.acting(EnvShard("actor", 4, [1, 3])):
-        mine = ctx.randn(2, 2)
-    assert torch.equal(mine, everybody[[1, 3]])
+    drawn = []
+    for ids in (range(4), [1, 3]):
+        ctx = context(num_envs=4, seed=7)
+        with ctx.acting(EnvShard("actor", 4, ids)):
+            drawn.append(ctx.randn(len(ids), 2))
+    assert torch.equal(drawn[1], drawn[0][[1, 3]])
 
 
 @pytest.mark.parametrize(
@@ -175,14 +168,11 @@ def test_where_environments_cannot_be_restored_new_episodes_begin(mode):
         before = first.collect(7)
     state = first.state()
     assert state["env"] is None
-    again = []
-    for _ in range(2):
-        resumed = source(mode)
-        resumed.load(decode(encode(copy_to_host(state))))
-        after = resumed.collect(7)
-        again.append({key: leaf.clone() for key, leaf in after.items()})
-    after = again[0]
-    assert all(torch.equal(leaf, again[1][key]) for key, leaf in after.items())
+    resumed, twin, later = source(mode), source(mode), source(mode)
+    resumed.load(decode(encode(copy_to_host(state))))
+    twin.load(decode(encode(copy_to_host(state))))
+    after = {key: leaf.clone() for key, leaf in resumed.collect(7).items()}
+    assert all(torch.equal(leaf, after[key]) for key, leaf in twin.collect(7).items())
     assert torch.equal(after["obs"][0], before["obs"][-1])
     assert not after["valid"][0].any()  # as a final observation: it bootstraps, and no transition leads over it
     assert not (after["terminated"] | after["truncated"])[0].any()
@@ -190,19 +180,13 @@ def test_where_environments_cannot_be_restored_new_episodes_begin(mode):
     assert after["is_first"][1].all()
     assert after["valid"][1].all()
     assert not after["is_first"][2].any()
+    later.load(copy_to_host(resumed.state()))  # which could not be restored either
     assert (after["obs"][1].abs() < 0.05).all()  # where CartPole begins
-    assert not torch.isclose(after["obs"][1], begun).any()  # and not where it began before
-    assert not torch.isclose(cut_again(resumed, mode)["obs"][1], after["obs"][1]).any()
+    for other in (begun, later.collect(7)["obs"][1]):  # and not where other episodes began
+        assert not torch.isclose(after["obs"][1], other).any()
 
 
-def cut_again(resumed, mode):
-    """The first segment of a source that goes on where ``resumed`` stands, which could not be restored either."""
-    other = source(mode)
-    other.load(copy_to_host(resumed.state()))
-    return other.collect(7)
-
-
-def test_stop_pads_short_columns(tmp_path):
+def test_stop_pads_short_columns():
     made = source(AutoresetMode.NEXT_STEP)
     asked = iter([False, False, True])
     cut = made.collect(6, stop=lambda: next(asked))
@@ -222,11 +206,9 @@ class Remembering(Follower):
 
 @pytest.mark.parametrize("mode", list(AutoresetMode))
 def test_previous_action_and_reward_are_those_of_the_row_before(mode):
-    env = NativeVector(SyncVectorEnv([short_cartpole] * COLUMNS, autoreset_mode=mode))
-    ctx = context(env.spec, needs=Needs(keys=("obs", "action", "prev_action", "prev_reward")), num_envs=COLUMNS)
     algorithm = Remembering()
     algorithm.seen = []
-    made = make_shard(env, algorithm, ctx, EnvShard("actor", COLUMNS, range(COLUMNS)), list(range(COLUMNS)))
+    made = source(mode, algorithm, Needs(keys=("obs", "action", "prev_action", "prev_reward")))
     rewarded = 0
     for segment in (made.collect(12) for _ in range(4)):
         first = segment["is_first"]
@@ -271,12 +253,8 @@ class Pushing(Exploration):
 
 
 def counting(mode: AutoresetMode, exploration=None) -> ShardCollector:
-    env = NativeVector(SyncVectorEnv([short_cartpole] * COLUMNS, autoreset_mode=mode))
     needs = Needs(keys=("obs", "action", "given", "carry"), window=Window(stride=1))
-    ctx = context(env.spec, needs=needs, num_envs=COLUMNS)
-    return make_shard(
-        env, Counting(), ctx, EnvShard("actor", COLUMNS, range(COLUMNS)), list(range(COLUMNS)), exploration
-    )
+    return source(mode, Counting(), needs, exploration)
 
 
 @pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP])
@@ -341,3 +319,35 @@ def test_package_sees_all_that_the_algorithm_said(mode):
     acted = segment["valid"]
     torch.testing.assert_close(segment["value"][acted], 2 * segment["obs"].sum(-1)[acted] + 1.0)
     assert "extra" not in segment
+
+
+def test_segments_of_one_row_count_what_a_long_one_does():
+    rows, columns, generator = 60, 3, torch.Generator().manual_seed(0)
+    ends = torch.rand(2, rows + 1, columns, generator=generator) < 0.1
+    over = ends[0] | ends[1]
+    valid = torch.ones(rows + 1, columns, dtype=torch.bool)
+    valid[1:] = ~over[:-1]  # the row behind an end is its final observation
+    first = torch.ones_like(valid)
+    first[1:] = ~valid[:-1]
+    reward = torch.rand(rows + 1, columns, generator=generator)
+    stream = {"valid": valid, "is_first": first, "reward": reward, "terminated": ends[0], "truncated": ends[1]}
+    whole, single = EpisodeStats(columns), EpisodeStats(columns)
+    steps = whole.add(stream)
+    assert sum(single.add(tree.take(stream, slice(t, t + 2))) for t in range(rows)) == steps
+    one, other = whole.drain(), single.drain()
+    assert len(one) > 5
+    assert [(n, env) for _, n, env in one] == [(n, env) for _, n, env in other]
+    torch.testing.assert_close(torch.tensor([r for r, *_ in one]), torch.tensor([r for r, *_ in other]))
+
+
+def test_padded_rows_end_no_episode():
+    """Their memory may hold the ends of an earlier rollout."""
+    valid = torch.tensor([[True], [True], [False], [False]])
+    first = torch.tensor([[True], [False], [False], [False]])
+    stream = {"valid": valid, "is_first": first, "reward": torch.ones(4, 1)}
+    stream |= {"terminated": torch.tensor([[False], [False], [True], [True]]), "truncated": torch.zeros_like(valid)}
+    episodes = EpisodeStats(1)
+    assert episodes.add(stream) == 2
+    assert episodes.drain() == []
+    assert episodes.add(stream | {"is_first": torch.zeros_like(valid), "terminated": valid}) == 2
+    assert episodes.drain() == [(3.0, 3, 0), (1.0, 1, 0)]

@@ -1,7 +1,5 @@
 """What becomes of a segment before it leaves where it was collected, and how outputs of a device come to the host."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Jobs: whole episodes that depend on the run's seed and the job's number alone, and leave nothing behind."""
 
-from __future__ import annotations
-
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -220,23 +218,14 @@ def test_two_ranks_share_jobs_out_and_all_have_the_results(num_envs):
         torch.testing.assert_close(a["obs"], b["obs"])
 
 
-@pytest.mark.parametrize("episodes", [3, 40])
-@pytest.mark.parametrize("words", [POLE, NOISY], ids=["cartpole", "pendulum"])
+@pytest.mark.parametrize(("words", "episodes"), [(POLE, 40), (NOISY, 3)], ids=["cartpole", "pendulum"])
 def test_an_evaluation_is_what_segments_of_its_columns_sum_up_to(words, episodes):
     """To the last bit: 32 columns at most, each with a quota, and sums segment by segment."""
     with closing(made(*words, f"eval.episodes={episodes}")) as trainer:
         evaluator = trainer.reports.evaluation.evaluator
         entropy, columns = np.random.SeedSequence([trainer.ctx.seed, EVALUATION, 11]), min(episodes, 32)
-        shard = evaluator.shard
-        collector = make_shard(
-            evaluator.begin(),
-            trainer.algorithm,
-            trainer.ctx,
-            shard,
-            entropy.generate_state(columns).tolist(),
-            keys=(),
-            normalize=trainer.policy.normalize,
-        )
+        policy, seeds = (evaluator.begin(), trainer.algorithm, trainer.ctx), entropy.generate_state(columns).tolist()
+        collector = make_shard(*policy, evaluator.shard, seeds, keys=(), normalize=trainer.policy.normalize)
         left, counted, found = np.bincount(np.arange(episodes) % columns), EpisodeStats(columns), []
         while left.any():
             counted.add(collector.collect(32, "greedy"))

@@ -4,8 +4,6 @@ It shares with a CUDA graph what matters: addresses and numbers of Python are th
 when it is made, and an operation for which the host has to wait cannot be recorded.
 """
 
-from __future__ import annotations
-
 from contextlib import contextmanager
 
 import torch

@@ -1,7 +1,5 @@
 """The folder of compiled functions, whose libraries are run: nobody else may write to it."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """A compiled gradient step is the eager one, is made once, and is left where it cannot be made."""
 
-from __future__ import annotations
-
 import warnings
 from contextlib import closing
 from pathlib import Path
@@ -11,13 +9,14 @@ import torch
 
 from rlplug import tree
 from rlplug.compiler import compiler as graphs
-from rlplug.compiler.artifact import Artifact, interpreted
+from rlplug.compiler.artifact import Artifact
 from rlplug.config import compose
 from rlplug.distributed.fabric import one_rank
 from rlplug.plugins.algo.ppo import PPO
 from rlplug.plugins.exploration.icm import ICM
 from rlplug.plugins.model.mlp import MLP
 from rlplug.run.build import build
+from rlplug.testing.checks.algorithms import interpreted
 from rlplug.testing.rank_pool import ranks
 from rlplug.trainer.learner import RankLearner
 from tests.plugins import test_sac
@@ -41,28 +40,6 @@ def test_forward_backward_and_optimizer_are_one_artifact_that_reads_schedules():
     assert all(torch.equal(p, q) for p, q in zip(before, actor, strict=True)), "the step size reached zero"
     assert learner.steps.compiler.active
     assert [*map(len, learner.steps.compiler._known.values())] == [1]
-
-
-def test_compiled_learner_equals_the_eager_one():
-    eager, compiled = test_sac.make(), test_sac.make()
-    learners = [
-        RankLearner(
-            fabric=one_rank(),
-            ctx=algorithm.ctx,
-            algorithm=algorithm,
-            buffer=None,
-            compile="max" if algorithm is compiled else "off",
-        )
-        for algorithm in (eager, compiled)
-    ]
-    batch = eager.prepare(test_sac.sample(eager))
-    for _ in range(3):
-        a, b = (learner.minimize(batch, learner.algorithm) for learner in learners)
-    assert a.terms.keys() == b.terms.keys()
-    for name in a.terms:
-        torch.testing.assert_close(a.terms[name], b.terms[name], rtol=1e-4, atol=1e-5)
-    for p, q in zip(eager.parameters(), compiled.parameters(), strict=True):
-        torch.testing.assert_close(p, q, rtol=1e-4, atol=1e-5)
 
 
 def test_what_cannot_be_compiled_runs_eagerly_and_says_so():
@@ -249,13 +226,6 @@ def test_a_step_that_fell_back_to_eager_has_the_numbers_of_a_graph():
             found.append(trainer.learner.minimize(rows, trainer.algorithm, diagnostics=False).metrics.keys())
             assert trainer.learner.steps.compiler.active is (where == "icm")
     assert found[0] == found[1]
-
-
-@pytest.mark.slow
-def test_every_job_of_a_sweep_is_compiled():
-    """Hydra runs all jobs in one process."""
-    words = (*WORLD, *ALGORITHMS["ppo"], *MODELS["mlp"], "+env.kwargs.action=discrete")
-    assert all(weights((*words, f"seed={seed}"), True)[1] for seed in range(10))
 
 
 @pytest.mark.slow

@@ -1,7 +1,5 @@
 """What operations become in machine code for a processor is what they were, to a few roundings."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """What a device replays is what it would do eagerly, to the bit; on the CPU, by a tape with the same interface."""
 
-from __future__ import annotations
-
 import warnings
 from contextlib import closing
 from functools import partial

@@ -10,50 +10,49 @@ from rlplug import ConfigError, compose
 from rlplug.config import composed, default_node, parse, plain
 
 
-def test_an_algorithm_picks_its_data_plane():
+def test_an_algorithm_picks_its_data_plane_and_the_command_line_wins():
     ppo, sac = compose(["algo=ppo", "tuned=none"]), compose(["algo=sac", "tuned=none"])
-    assert (ppo.buffer.name, sac.buffer.name) == ("rollout", "replay")
-    assert ppo.replay_ratio is None
-    assert sac.replay_ratio == 1.0
+    assert (ppo.buffer.name, ppo.replay_ratio) == ("rollout", None)
+    assert (sac.buffer.name, sac.replay_ratio) == ("replay", 1.0)
+    run = compose(
+        ["algo=sac", "buffer=rollout", "num_envs=3", "replay_ratio=0.5", "algo.gamma=0.5", "seed=${num_envs}"]
+    )
+    assert (run.buffer.name, run.num_envs, run.replay_ratio, run.algo.cfg.gamma, run.seed) == (
+        "rollout",
+        3,
+        0.5,
+        0.5,
+        3,
+    )
+    assert "hydra" in composed()
+    assert "hydra" not in plain(composed())
 
 
-def test_the_command_line_wins_over_the_algorithm():
-    run = compose(["algo=sac", "buffer=rollout", "num_envs=3", "replay_ratio=0.5", "algo.gamma=0.5"])
-    assert run.buffer.name == "rollout"
-    assert run.num_envs == 3
-    assert run.replay_ratio == 0.5
-    assert run.algo.cfg.gamma == 0.5
+EXPERIMENT = """# @package _global_
+defaults:
+  - override /algo: sac
+  - override /env: pendulum
+  - override /exploration: [gaussian]
+  - override /buffer: rollout
+seed: 7
+algo: {gamma: 0.5}
+exploration: {gaussian: {std: 0.3}}
+"""
 
 
 @pytest.fixture
 def experiment(tmp_path):
     (tmp_path / "experiment").mkdir()
-    (tmp_path / "experiment" / "tuned.yaml").write_text(
-        "# @package _global_\n"
-        "defaults:\n"
-        "  - override /algo: sac\n"
-        "  - override /env: pendulum\n"
-        "  - override /exploration: [gaussian]\n"
-        "  - override /buffer: rollout\n"
-        "seed: 7\n"
-        "algo:\n"
-        "  gamma: 0.5\n"
-        "exploration:\n"
-        "  gaussian:\n"
-        "    std: 0.3\n"
-    )
+    (tmp_path / "experiment" / "tuned.yaml").write_text(EXPERIMENT)
     return [f"hydra.searchpath=[file://{tmp_path}]", "experiment=tuned"]
 
 
-def test_an_experiment_wins_over_its_algorithm(experiment: list[str]):
+def test_an_experiment_wins_over_its_algorithm_and_the_command_line_over_it(experiment: list[str]):
     run = compose(experiment)
     assert (run.algo.name, run.buffer.name, run.env.cfg.id, run.seed) == ("sac", "rollout", "Pendulum-v1", 7)
     assert run.algo.cfg.gamma == 0.5
     assert run.exploration["gaussian"].cfg.std == 0.3
     assert run.exploration["gaussian"].key == "exploration.gaussian"
-
-
-def test_the_command_line_wins_over_the_experiment(experiment: list[str]):
     run = compose([*experiment, "algo.gamma=0.7", "buffer=replay", "exploration=[]", "~exploration.gaussian", "seed=3"])
     assert (run.algo.cfg.gamma, run.buffer.name, run.env.cfg.id, run.seed) == (0.7, "replay", "Pendulum-v1", 3)
     assert run.exploration == {}
@@ -90,21 +89,11 @@ def test_raw_gives_the_same_run_in_another_process(tmp_path):
     subprocess.run([sys.executable, "-c", code, str(tmp_path / "raw")], check=True)
 
 
-def test_interpolations_are_resolved():
-    assert compose(["num_envs=4", "seed=${num_envs}"]).seed == 4
-
-
 def test_every_mistake_is_told_at_once():
     with pytest.raises(ConfigError) as error:
         compose(["seed=-1", "algo.gamma=2", "+algo.foo=1", "loop.name=altrnate", "+model@critik_modl=mlp"])
     lines = str(error.value).splitlines()
-    assert [line.partition(":")[0] for line in lines] == [
-        "seed",
-        "critik_modl",
-        "algo.gamma",
-        "algo.foo",
-        "loop.name",
-    ]
+    assert [line.partition(":")[0] for line in lines] == ["seed", "critik_modl", "algo.gamma", "algo.foo", "loop.name"]
     assert "did you mean critic_model?" in lines[1]
     assert "did you mean alternate?" in lines[4]
 
@@ -126,11 +115,6 @@ def test_a_components_own_yaml_is_free_of_any_algorithm():
     assert composed(["algo=ppo", "tuned=none"]).rollout_fragment_length == 128
     assert default_node("env", "gymnasium")["id"] == "???"
     assert default_node("exploration", "gaussian", {"std": 2})["std"] == 2
-
-
-def test_hydras_node_is_no_part_of_the_run():
-    assert "hydra" in composed()
-    assert "hydra" not in plain(composed())
 
 
 def test_what_an_experiment_set_of_an_exploration_goes_with_it():

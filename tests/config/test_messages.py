@@ -50,10 +50,9 @@ GOOD: dict[str, Any] = {
         ({"lr": [[0, 1e-3], [5, -1]]}, "algo.lr[1][1]: -1 is out of range: should be greater than 0"),
         ({"lr": [[0, 1e-3], [-5, 1]]}, "algo.lr[1][0]: -5 is out of range: should be greater than or equal to 0"),
         ({"lr": [[0, 1e-3], [5]]}, "algo.lr[1][1]: is missing"),
-        (
-            {"alpha": "autoo"},
-            "algo.alpha: 'autoo' has the wrong type: should be a valid number or 'auto'",
-        ),
+        ({"lr": [[0, 1e-3], [9, float("inf")]]}, "algo.lr[1][1]: inf is out of range: should be a finite number"),
+        ({"lr": "linear"}, f"algo.lr: 'linear' has the wrong type: should be a valid number{SCHEDULE}"),
+        ({"alpha": "autoo"}, "algo.alpha: 'autoo' has the wrong type: should be a valid number or 'auto'"),
         ({"activation": "rellu"}, "algo.activation: 'rellu' is none of the options: should be 'relu' or 'tanh'"),
         ({"hidden": 64}, "algo.hidden: 64 has the wrong type: should be a valid list"),
         ({"hidden": [64, 0]}, "algo.hidden[1]: 0 is out of range: should be greater than 0"),

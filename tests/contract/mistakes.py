@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from contextlib import closing
 from copy import deepcopy
 from functools import cache
@@ -15,7 +16,7 @@ from gymnasium.vector import AutoresetMode
 from torch import nn
 
 from rlplug import hookimpl
-from rlplug.api import Exploration, Loop, Model, Needs, Optim, Plan, VecEnv
+from rlplug.api import Exploration, Loop, Losses, Model, Needs, Optim, Plan, VecEnv
 from rlplug.config import RunConfig, compose, parse
 from rlplug.plugins.buffer.replay import Replay
 from rlplug.registry import Component
@@ -34,79 +35,9 @@ class Nothing:
 # ---- algorithms ------------------------------------------------------------------------------------------------------
 
 
-class ActsAlone(Sound):
-    def act(self, step, carry, mode):
-        return super().act(step, carry, mode)[0]
-
-
-class ActsBare(Sound):
-    def act(self, step, carry, mode):
-        return self.policy(step["obs"]).argmax(-1), carry
-
-
-class ActsWide(Sound):
-    def act(self, step, carry, mode):
-        out, carry = super().act(step, carry, mode)
-        return {"action": out["action"][:, None]}, carry
-
-
-class Actless(Sound):
-    act = None
-
-
 class PlainNeeds(Sound):
     def needs(self, cfg, spec):
         return super().needs(cfg, spec)
-
-
-class NeedsNothing(Sound):
-    @classmethod
-    def needs(cls, cfg, spec):
-        super().needs(cfg, spec)
-
-
-class Demanding(Sound):
-    @classmethod
-    def needs(cls, cfg, spec):
-        return Needs(keys=("obs", "action", "weather"))
-
-
-class TensorLoss(Sound):
-    def forward(self, batch, parts):
-        return sum(super().forward(batch, parts).terms.values()).mean()
-
-
-class ListedLoss(Sound):
-    def forward(self, batch, parts):
-        losses = super().forward(batch, parts)
-        losses.terms = {name: term.mean().item() for name, term in losses.terms.items()}
-        return losses
-
-
-class WideLoss(Sound):
-    def forward(self, batch, parts):
-        losses = super().forward(batch, parts)
-        return type(losses)({name: term[..., None] for name, term in losses.terms.items()})
-
-
-class Unprepared(Sound):
-    def prepare(self, batch):
-        super().prepare(batch)
-
-
-class SilentUpdate(Sound):
-    def update(self, batch, learner):
-        learner.minimize(batch, self)
-
-
-class ListOfOptims(Sound):
-    def optimizers(self):
-        return [*super().optimizers().values()]
-
-
-class BareOptims(Sound):
-    def optimizers(self):
-        return {name: optim.optimizer for name, optim in super().optimizers().items()}
 
 
 class BareConfig(Sound):
@@ -164,33 +95,10 @@ class NeedsKey(Sound):
         return Needs(key=("obs", "action"))
 
 
-class NeedsWindow(Sound):
-    @classmethod
-    def needs(cls, cfg, spec):
-        return Needs(data="window", keys=("obs", "action"))
-
-
-class NeedsText(Sound):
-    @classmethod
-    def needs(cls, cfg, spec):
-        return Needs(keys="obs")
-
-
-class NeedsNoObs(Sound):
-    @classmethod
-    def needs(cls, cfg, spec):
-        return Needs(keys=("action",))
-
-
 class BuildsModels(Sound):
     def __init__(self, cfg, ctx):
         super().__init__(cfg, ctx)
         self.torso = ctx.build("models", ctx.spec.single_agent.obs)
-
-
-class Yielding(Sound):
-    def optimizers(self):
-        yield from super().optimizers().items()
 
 
 class Spent(Sound):
@@ -209,34 +117,10 @@ class FixedLr(Sound):
         return {"all": Optim(torch.optim.SGD(self.parameters(), self.cfg.lr), lr=self.cfg.lr)}
 
 
-class Detached(Sound):
-    def forward(self, batch, parts):
-        losses = super().forward(batch, parts)
-        losses.terms["policy"] = losses.terms["policy"].detach()
-        return losses
-
-
-class NumberMetric(Sound):
-    def forward(self, batch, parts):
-        losses = super().forward(batch, parts)
-        losses.metrics["mean"] = losses.terms["policy"].mean().item()
-        return losses
-
-
 class Broadcasting(Sound):
     def forward(self, batch, parts):
         value = self.baseline(batch["obs"])
         return type(super().forward(batch, parts))({"baseline": nn.functional.mse_loss(value, batch["weight"])})
-
-
-class DropsValid(Sound):
-    def prepare(self, batch):
-        return {key: leaf for key, leaf in super().prepare(batch).items() if key != "valid"}
-
-
-class WideAdvantage(Sound):
-    def prepare(self, batch):
-        return super().prepare(batch) | {"advantage": batch["reward"][..., None]}
 
 
 class WideValue(Sound):
@@ -247,18 +131,6 @@ class WideValue(Sound):
     def act(self, step, carry, mode):
         out, carry = super().act(step, carry, mode)
         return out | {"value": self.baseline(step["obs"])}, carry
-
-
-class OutOfRange(Sound):
-    def act(self, step, carry, mode):
-        out, carry = super().act(step, carry, mode)
-        return {"action": out["action"] + 2}, carry
-
-
-class FloatAction(Sound):
-    def act(self, step, carry, mode):
-        out, carry = super().act(step, carry, mode)
-        return {"action": out["action"].float()}, carry
 
 
 class DrawsThree(Sound):
@@ -367,52 +239,6 @@ class Walk(VecEnv):
         pass
 
 
-class NoTruncated(Walk):
-    def step(self, action):
-        return {key: leaf for key, leaf in super().step(action).items() if key != "truncated"}
-
-
-class StepsAsGymnasium(Walk):
-    def step(self, action):
-        row = super().step(action)
-        return row["obs"], row["reward"], row["terminated"], row["truncated"], {}
-
-
-class WideReward(Walk):
-    def step(self, action):
-        row = super().step(action)
-        return row | {"reward": row["reward"][:, None]}
-
-
-class DoubleObs(Walk):
-    def reset(self, seeds, tasks=None):
-        return {"obs": super().reset(seeds)["obs"].astype(np.float64)}
-
-
-class HiddenMask(Walk):
-    def reset(self, seeds, tasks=None):
-        return super().reset(seeds) | {"action_mask": np.ones((len(self.t), 2), np.bool_)}
-
-
-class DoubleLater(Walk):
-    def step(self, action):
-        row = super().step(action)
-        return row | {"obs": row["obs"].astype(np.float64)}
-
-
-class ResetsAsGymnasium(Walk):
-    def reset(self, seeds, tasks=None):
-        return super().reset(seeds)["obs"], {}
-
-
-class NoAutoreset(Walk):
-    autoreset = None
-
-
-class NoClose(Walk):
-    close = None
-
-
 class Specless(Walk):
     def __init__(self, cfg, ctx):
         super().__init__(cfg, ctx)
@@ -422,24 +248,6 @@ class Specless(Walk):
 class ResetsItself(Walk):
     def reset(self):
         return super().reset(None)
-
-
-class BareGroup(Walk):
-    def __init__(self, cfg, ctx):
-        super().__init__(cfg, ctx)
-        self.spec = EnvSpec(Group(spaces.Box(-1, 1, (4,)), spaces.Discrete(2)))
-
-
-class BareSpaces(Walk):
-    def __init__(self, cfg, ctx):
-        super().__init__(cfg, ctx)
-        self.spec = EnvSpec({"agent": spaces.Box(-1, 1, (4,))})
-
-
-class Sizes(Walk):
-    def __init__(self, cfg, ctx):
-        super().__init__(cfg, ctx)
-        self.spec = EnvSpec({"agent": Group(spaces.Box(-1, 1, (4,)), 2)})
 
 
 # ---- exploration -----------------------------------------------------------------------------------------------------
@@ -453,11 +261,6 @@ class PerturbsAlone(Exploration):
 
     def perturb(self, out, step, carry):
         return out
-
-
-class PerturbsBare(PerturbsAlone):
-    def perturb(self, out, step, carry):
-        return out["action"], carry
 
 
 class PerturbsAction(PerturbsAlone):
@@ -493,44 +296,12 @@ class Storing(ShortReward):
         return batch["is_first"].float()
 
 
-class Greedy(Storing):
-    @classmethod
-    def reads(cls, cfg, spec):
-        return "obs", "weather"
-
-
-class Deciding(Storing):
-    @classmethod
-    def reads(cls, cfg, spec):
-        return Needs(keys=("obs",))
-
-
 class TellsNothing(ShortReward):
     def intrinsic_reward(self, batch):
         return torch.ones_like(batch["reward"])
 
     def update(self, batch, learner):
         pass
-
-
-# ---- buffers: DQN's --------------------------------------------------------------------------------------------------
-
-
-class NoIndex(Replay):
-    def sample(self):
-        batch = super().sample()
-        del batch["index"]
-        return batch
-
-
-class ShortSample(Replay):
-    def sample(self):
-        batch = super().sample()
-        return {key: leaf[1:] if leaf.ndim > 1 else leaf for key, leaf in batch.items()}
-
-
-class Unsized(Replay):
-    nbytes = None
 
 
 # ---- loops, hardware, loggers ----------------------------------------------------------------------------------------
@@ -557,24 +328,21 @@ class NoLoop:
         pass
 
 
-class Threads:
+class Computer:
+    """Without a mistake."""
+
     Config = Nothing
 
     def __init__(self, cfg, ctx):
         pass
 
     def plan(self):
-        return Plan(thread=2)
+        return Plan()
 
 
-class OnGPU(Threads):
+class Threads(Computer):
     def plan(self):
-        return Plan(accelerator="gpu")
-
-
-class DictPlan(Threads):
-    def plan(self):
-        return {"accelerator": "cpu"}
+        return Plan(thread=2)  # type: ignore[call-arg]
 
 
 class Logger:
@@ -603,18 +371,106 @@ class Unmarked(Logger):
         pass
 
 
+# ---- one result or one member is another -----------------------------------------------------------------------------
+
+
+def doubled(row: Any) -> Any:
+    return row | {"obs": row["obs"].astype(np.float64)}
+
+
+def without(key: str) -> Any:
+    return lambda rows: {name: leaf for name, leaf in rows.items() if name != key}
+
+
+RESULTS: dict[str, tuple[type[Any], str, Any]] = {
+    "ActsAlone": (Sound, "act", lambda out: out[0]),
+    "ActsBare": (Sound, "act", lambda out: (out[0]["action"], out[1])),
+    "ActsWide": (Sound, "act", lambda out: ({"action": out[0]["action"][:, None]}, out[1])),
+    "OutOfRange": (Sound, "act", lambda out: ({"action": out[0]["action"] + 2}, out[1])),
+    "FloatAction": (Sound, "act", lambda out: ({"action": out[0]["action"].float()}, out[1])),
+    "NeedsNothing": (Sound, "needs", lambda needs: None),
+    "Demanding": (Sound, "needs", lambda needs: Needs(keys=("obs", "action", "weather"))),
+    "NeedsWindow": (Sound, "needs", lambda needs: Needs(data="window", keys=("obs", "action"))),  # type: ignore[arg-type]
+    "NeedsText": (Sound, "needs", lambda needs: Needs(keys="obs")),  # type: ignore[arg-type]
+    "NeedsNoObs": (Sound, "needs", lambda needs: Needs(keys=("action",))),
+    "TensorLoss": (Sound, "forward", lambda losses: sum(losses.terms.values()).mean()),
+    "ListedLoss": (Sound, "forward", lambda losses: Losses({k: x.mean().item() for k, x in losses.terms.items()})),
+    "WideLoss": (Sound, "forward", lambda losses: Losses({k: x[..., None] for k, x in losses.terms.items()})),
+    "Detached": (Sound, "forward", lambda losses: Losses(losses.terms | {"policy": losses.terms["policy"].detach()})),
+    "NumberMetric": (Sound, "forward", lambda losses: Losses(losses.terms, {"mean": 1.0})),
+    "Unprepared": (Sound, "prepare", lambda batch: None),
+    "DropsValid": (Sound, "prepare", without("valid")),
+    "WideAdvantage": (Sound, "prepare", lambda batch: batch | {"advantage": batch["reward"][..., None]}),
+    "SilentUpdate": (Sound, "update", lambda losses: None),
+    "ListOfOptims": (Sound, "optimizers", lambda optims: [*optims.values()]),
+    "BareOptims": (Sound, "optimizers", lambda optims: {name: optim.optimizer for name, optim in optims.items()}),
+    "Yielding": (Sound, "optimizers", lambda optims: (pair for pair in optims.items())),
+    "NoTruncated": (Walk, "step", without("truncated")),
+    "StepsAsGymnasium": (Walk, "step", lambda row: (*row.values(), {})),
+    "WideReward": (Walk, "step", lambda row: row | {"reward": row["reward"][:, None]}),
+    "DoubleLater": (Walk, "step", doubled),
+    "DoubleObs": (Walk, "reset", doubled),
+    "HiddenMask": (Walk, "reset", lambda row: row | {"action_mask": np.ones((len(row["obs"]), 2), np.bool_)}),
+    "ResetsAsGymnasium": (Walk, "reset", lambda row: (row["obs"], {})),
+    "PerturbsBare": (PerturbsAlone, "perturb", lambda out: (out["action"], {})),
+    "Greedy": (Storing, "reads", lambda keys: ("obs", "weather")),
+    "Deciding": (Storing, "reads", lambda keys: Needs(keys=("obs",))),
+    "NoIndex": (Replay, "sample", without("index")),
+    "ShortSample": (Replay, "sample", lambda rows: {k: x[1:] if x.ndim > 1 else x for k, x in rows.items()}),
+    "OnGPU": (Computer, "plan", lambda plan: Plan(accelerator="gpu")),  # type: ignore[arg-type]
+    "DictPlan": (Computer, "plan", lambda plan: {"accelerator": "cpu"}),
+}
+"""classes whose member returns another result than their base's"""
+FOUR = spaces.Box(-1, 1, (4,))
+SPECS: dict[str, Any] = {
+    "BareGroup": EnvSpec(Group(FOUR, spaces.Discrete(2))),  # type: ignore[arg-type]
+    "BareSpaces": EnvSpec({"agent": FOUR}),  # type: ignore[dict-item]
+    "Sizes": EnvSpec({"agent": Group(FOUR, 2)}),  # type: ignore[arg-type]
+}
+MISSING = {"Actless": (Sound, "act"), "NoAutoreset": (Walk, "autoreset"), "NoClose": (Walk, "close")}
+MISSING |= {"Unsized": (Replay, "nbytes")}
+
+
+def returning(name: str, base: type[Any], member: str, change: Any) -> type[Any]:
+    """Return a class whose ``member`` returns what ``change`` makes of the result of its base's."""
+    own = getattr(base, member)
+
+    def changed(self, *given):
+        return change(own(self, *given))
+
+    of_class = isinstance(inspect.getattr_static(base, member), classmethod)
+    function = classmethod(lambda cls, *given: change(own(*given))) if of_class else changed
+    return type(name, (base,), {member: function, "__module__": __name__})
+
+
+def of_spec(spec: EnvSpec) -> Any:
+    def init(self, cfg, ctx):
+        Walk.__init__(self, cfg, ctx)
+        self.spec = spec
+
+    return init
+
+
+for name, how in RESULTS.items():
+    globals()[name] = returning(name, *how)
+for name, spec in SPECS.items():
+    globals()[name] = type(name, (Walk,), {"__init__": of_spec(spec), "__module__": __name__})
+for name, (base, key) in MISSING.items():
+    globals()[name] = type(name, (base,), {key: None, "__module__": __name__})
+
+
 OF_KIND = {
     "algo": [cls for cls in globals().values() if isinstance(cls, type) and issubclass(cls, Sound) and cls is not Sound]
     + [NoAlgorithm],
     "model": [Stateless, ReadsInput, NoModel, Sizeless, Narrow, Forgotten],
     "env": [Walk, *Walk.__subclasses__()],
     "exploration": [
-        *(PerturbsAlone, PerturbsBare, PerturbsAction, Initless),
-        *(ShortReward, Storing, Greedy, Deciding, TellsNothing),
+        *(PerturbsAlone, *PerturbsAlone.__subclasses__(), Initless),
+        *(ShortReward, Storing, *Storing.__subclasses__(), TellsNothing),
     ],
-    "buffer": [NoIndex, ShortSample, Unsized],
+    "buffer": [cls for cls in globals().values() if isinstance(cls, type) and cls.__bases__ == (Replay,)],
     "loop": [Endless, NoLoop],
-    "hardware": [Threads, OnGPU, DictPlan],
+    "hardware": Computer.__subclasses__(),
     "logger": [Misspelled, MisspelledParameter, Unmarked],
 }
 KIND = {cls.__name__.lower(): (kind, cls) for kind, every in OF_KIND.items() for cls in every}

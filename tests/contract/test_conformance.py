@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +29,7 @@ PLUGINS = Path(__file__).parent.parent.parent / "plugins"
 
 QUICK = {
     "bc": "probe-cue",
-    "dqn": "probe-ends probe-masked probe-rare probe-cue",
+    "dqn": "probe-ends probe-masked probe-rare",
     "impala": "probe-stale",
     "iql": "probe-ends",
     "linucb": "probe-bandit",
@@ -53,19 +54,36 @@ def long(check: conformance.Check) -> bool:
     return check.what.startswith("on-") or check.what == "composes"
 
 
-def of_all_plugins() -> list[conformance.Check]:
-    """Every check but those of the packages in plugins/, whose own tests, which run with these, have the kit."""
-    elsewhere = [plugin for plugin in registry.plugins() if not (PLUGINS / plugin.distribution).is_dir()]
-    return [check for plugin in elsewhere for check in conformance.checks(plugin.distribution)]
+ELSEWHERE = {plugin.distribution for plugin in registry.plugins() if not (PLUGINS / plugin.distribution).is_dir()}
+"""all but the packages in plugins/, whose own tests, which run with these, have the kit"""
+OWN = [pair for pair, plugins in registry.owners().items() if ELSEWHERE & {plugin.distribution for plugin in plugins}]
 
 
-@pytest.mark.parametrize(
-    "check",
-    [pytest.param(check, marks=pytest.mark.slow if long(check) else ()) for check in of_all_plugins()],
-    ids=str,
-)
-def test_conformance(check):
-    check()
+def hold(checks: Iterable[conformance.Check]) -> None:
+    """Make every check, and raise what any of them found."""
+    found = list[Exception]()
+    for check in checks:
+        try:
+            check()
+        except Exception as error:
+            found.append(error)
+    if found:
+        raise ExceptionGroup("of the checks of the kit", found)
+
+
+@pytest.mark.parametrize("longer", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["quick", "long"])
+@pytest.mark.parametrize(("kind", "name"), OWN)
+def test_conformance(kind, name, longer):
+    """Which checks there are follows from runs that are composed: listing them is a part of the test."""
+    every = conformance.checks_of(kind, name)
+    assert every
+    hold(check for check in every if long(check) == longer)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("distribution", sorted(ELSEWHERE))
+def test_presets_compose(distribution):
+    hold(check for check in conformance.checks(distribution) if check.what == "composes")
 
 
 @pytest.fixture
@@ -79,102 +97,74 @@ def test_a_sound_algorithm_of_another_package_passes(toy_package):
 
 
 BROKEN = {
-    ("algo", "impure", "pure"): r"forward\(\) changes steps",
-    ("algo", "rolling", "pure"): r"draws from the generator ctx\.learner",
-    ("algo", "overwriting", "pure"): "changes weight of its batch",
-    ("algo", "global", "determinism"): "draw with ctx.randn",
-    (
-        "algo",
-        "forgetful",
-        "state",
-    ): r"loaded state_dict\(\) acts differently in mode 'greedy' \(action\); on self, and not "
-    r"in state_dict\(\), is shift: keep what act\(\) reads in parameters and registered buffers",
-    ("algo", "deaf", "state"): r"^load_state_dict\(\) does not restore steps, policy.weight, .* of state_dict\(\)\n",
-    (
-        "algo",
-        "hoarding",
-        "learns",
-    ): r"^Hoarding\.last shares memory of a segment, which the collector overwrites: keep "
-    r"a \.clone\(\)\n",
-    ("algo", "dropping", "pure"): r"^forward\(\) draws from the generator torch: policy\.0 \(Dropout\) drops random "
-    "values, so ranks, repeats and resumed runs differ: remove it\n",
-    ("algo", "normed", "pure"): r"^forward\(\) gives the term 'policy' of a row a different value when the batch "
-    r"has other rows: policy\.0 \(BatchNorm1d\) mixes the rows of a batch: use LayerNorm\n",
-    ("algo", "relative", "pure"): r"^forward\(\) gives the term 'policy' of a row a different value when the batch "
-    "has other rows: look for a mean, a maximum or a normalization over the batch\n",
-    (
-        "algo",
-        "herding",
-        "act",
-    ): r"^act\(\) gives an environment a different action when the batch has other rows: look for",
-    ("algo", "secretive", "state"): r"loaded the weights that actor_keys\(\) names acts differently",
-    (
-        "algo",
-        "unresumable",
-        "resumes",
-    ): r"^a resumed run differs from the undisturbed one: Unresumable\.calls differs: it is 4 "
-    r"in an undisturbed run, and 2 in one that was resumed, since a checkpoint holds what state_dict\(\) does; after 4 "
-    "updates the runs differ in weights",
-    ("algo", "patient", "resumes"): r"^a resumed run differs from the undisturbed one: Patient\.calls differs: it is 4 "
-    r"in an undisturbed run, and 2 in one that was resumed, since a checkpoint holds what state_dict\(\) does\. Keep",
-    ("algo", "notanumber", "learns"): "the loss term 'policy' is infinite at update 1",
-    ("algo", "notanumber", "terms"): "'policy' is not finite on every valid row",
-    ("algo", "wide", "terms"): r"'policy' with shape \[9, 2, 1\]",
-    ("algo", "leaky", "parts"): r"part 'policy' give a gradient to baseline.weight of part 'baseline'",
-    ("algo", "orphan", "parts"): "no optimizer has the parameter scale",
-    ("algo", "shared", "parts"): r"policy.weight is in several optimizers \(policy, again\)",
-    ("algo", "asleep", "learns"): "part 'baseline' changed no parameter",
-    ("algo", "outside", "act"): r"Outside\.act returned the action [23], which is not in Discrete\(2\)",
-    ("algo", "indecisive", "act"): "depends on random numbers",
-    ("algo", "local", "ranks"): "one update on four microbatches|one update on rank 0 of two",
-    ("algo", "defaulted", "settings"): "option lr has no doc line",
-    ("algo", "sparse", "settings"): r"conf/algo/sparse\.yaml lacks decay",
-    ("algo", "lax", "settings"): "is an ordinary class",
-    ("buffer", "late", "streams"): "not by the next rows|no valid row",
-    ("buffer", "wasteful", "saves"): r"appends \d+ rows, of which 12 are new",
-    ("buffer", "amnesic", "saves"): "after load\\(\\) it samples different",
-    ("buffer", "modest", "nbytes"): "count every array",
-    ("buffer", "blank", "saves"): r"^load\(\) does nothing: save\(\) then equals that of a new buffer\n",
-    (
-        "buffer",
-        "borrowing",
-        "streams",
-    ): r"^add\(\) keeps the memory of a segment, which the collector overwrites: keep "
-    r"a copy, \.clone\(\)\n",
-    (
-        "exploration",
-        "tally",
-        "on-sound",
-    ): r"^a resumed run differs from the undisturbed one: Tally\.calls\.all differs: it is 4",
-    ("exploration", "lopsided", "ranks"): r"^one update on rank 0 of two differs from one on one rank in "
+    "algo impure pure": r"forward\(\) changes steps",
+    "algo rolling pure": r"draws from the generator ctx\.learner",
+    "algo overwriting pure": "changes weight of its batch",
+    "algo global determinism": "draw with ctx.randn",
+    "algo forgetful state": r"loaded state_dict\(\) acts differently in mode 'greedy' \(action\); on self, and "
+    r"not in state_dict\(\), is shift: keep what act\(\) reads in parameters and registered buffers",
+    "algo deaf state": r"^load_state_dict\(\) does not restore steps, policy.weight, .* of state_dict\(\)\n",
+    "algo hoarding learns": r"^Hoarding\.last shares the memory of a segment, which the collector overwrites: keep a "
+    r"\.clone\(\)\n",
+    "algo dropping pure": r"^forward\(\) draws from the generator torch: policy\.0 \(Dropout\) drops random "
+    r"values, so ranks, repeats and resumed runs differ: remove it\n",
+    "algo normed pure": r"^forward\(\) gives the term 'policy' of a row a different value when the batch has "
+    r"other rows: policy\.0 \(BatchNorm1d\) mixes the rows of a batch: use LayerNorm\n",
+    "algo relative pure": r"^forward\(\) gives the term 'policy' of a row a different value when the batch has "
+    r"other rows: look for a mean, a maximum or a normalization over the batch\n",
+    "algo herding act": r"^act\(\) gives an environment a different action when the batch has other rows: look for",
+    "algo secretive state": r"loaded the weights that actor_keys\(\) names acts differently",
+    "algo unresumable resumes": r"^a resumed run differs from the undisturbed one: Unresumable\.calls differs: it "
+    r"is 4 in an undisturbed run, and 2 in one that was resumed, since a checkpoint holds what state_dict\(\) "
+    "does; after 4 updates the runs differ in weights",
+    "algo patient resumes": r"^a resumed run differs from the undisturbed one: Patient\.calls differs: it is 4 in "
+    r"an undisturbed run, and 2 in one that was resumed, since a checkpoint holds what state_dict\(\) does\. Keep",
+    "algo notanumber learns": "the loss term 'policy' is infinite at update 1",
+    "algo notanumber terms": "'policy' is not finite on every valid row",
+    "algo wide terms": r"'policy' with shape \[9, 2, 1\]",
+    "algo leaky parts": "part 'policy' give a gradient to baseline.weight of part 'baseline'",
+    "algo orphan parts": "no optimizer has the parameter scale",
+    "algo shared parts": r"policy.weight is in several optimizers \(policy, again\)",
+    "algo asleep learns": "part 'baseline' changed no parameter",
+    "algo outside act": r"Outside\.act returned the action [23], which is not in Discrete\(2\)",
+    "algo indecisive act": "depends on random numbers",
+    "algo local ranks": "one update on four microbatches|one update on rank 0 of two",
+    "algo defaulted settings": "option lr has no doc line",
+    "algo sparse settings": r"conf/algo/sparse\.yaml lacks decay",
+    "algo lax settings": "is an ordinary class",
+    "buffer late streams": "not by the next rows|no valid row",
+    "buffer wasteful saves": r"appends \d+ rows, of which 12 are new",
+    "buffer amnesic saves": r"after load\(\) it samples different",
+    "buffer modest nbytes": "count every array",
+    "buffer blank saves": r"^load\(\) does nothing: save\(\) then equals that of a new buffer\n",
+    "buffer borrowing streams": r"^add\(\) keeps the memory of a segment, which the collector overwrites: keep a "
+    r"copy, \.clone\(\)\n",
+    "exploration tally on-sound": r"^a resumed run differs from the undisturbed one: Tally\.calls\.all differs: "
+    "it is 4",
+    "exploration lopsided ranks": "^one update on rank 0 of two differs from one on one rank in "
     r"exploration\.lopsided\.level \(by .*merge statistics with learner\.reduce",
-    (
-        "exploration",
-        "unhearing",
-        "on-sound",
-    ): r"^a resumed run differs from the undisturbed one: exploration\.unhearing\.level "
-    r"of the checkpoint was not restored: do load\(\) and load_state_dict\(\) restore all of it\?\n",
-    ("model", "hazy", "shapes-hazy"): r"^a vector: two calls on the same rows give different features: drop "
-    r"\(Dropout\) drops random values",
-    (
-        "model",
-        "social",
-        "shapes-social",
-    ): r"^a vector: forward\(\) gives a row different features when the batch has other rows",
-    ("env", "rigid", "episodes-rigid"): r"^load\(\) does nothing: state\(\) is unchanged\n",
-    ("model", "sticky", "shapes-sticky"): "the carry is not cleared where is_first",
-    ("env", "precise", "episodes-precise"): "'reward' as float64; wanted float32",
-    ("loop", "stubborn", "resumes"): "resumed run differs from the undisturbed one",
-    ("logger", "misspelt", "run"): r"rlplug_loged is not a hook; did you mean rlplug_logged\?",
+    "exploration unhearing on-sound": "^a resumed run differs from the undisturbed one: "
+    r"exploration\.unhearing\.level of the checkpoint was not restored: do load\(\) and load_state_dict\(\) "
+    r"restore all of it\?\n",
+    "model hazy shapes-hazy": r"^a vector: two calls on the same rows give different features: drop \(Dropout\) "
+    "drops random values",
+    "model social shapes-social": r"^a vector: forward\(\) gives a row different features when the batch has "
+    "other rows",
+    "env rigid episodes-rigid": r"^load\(\) does nothing: state\(\) is unchanged\n",
+    "model sticky shapes-sticky": "the carry is not cleared where is_first",
+    "env precise episodes-precise": "'reward' as float64; wanted float32",
+    "loop stubborn resumes": "resumed run differs from the undisturbed one",
+    "logger misspelt run": r"rlplug_loged is not a hook; did you mean rlplug_logged\?",
 }
 
 
-@pytest.mark.parametrize(("kind", "name", "what"), BROKEN, ids=[f"{name}-{what}" for _, name, what in BROKEN])
-def test_the_kit_notices(toy_package, kind, name, what):
+@pytest.mark.parametrize("toy", BROKEN)
+def test_the_kit_notices(toy_package, toy):
+    kind, name, what = toy.split()
     words = ["algo=sound"] if kind == "exploration" else []
     every = conformance.checks_of(kind, name, overrides=words)
     (check,) = [c for c in every if c.what.removesuffix("-cartpole") == what]
-    with pytest.raises(Exception, match=BROKEN[kind, name, what]) as caught:
+    with pytest.raises(Exception, match=BROKEN[toy]) as caught:
         check()
     notes = "\n".join(caught.value.__notes__)
     assert f"conformance of {kind} {name!r}: {check.what}" in notes
@@ -193,7 +183,7 @@ def test_the_kit_notices_actions_that_exploration_throws_out_of_bounds(toy_packa
 
 def test_each_toy_is_noticed():
     names = {name for name in toys.ALGORITHMS if name != "sound"} | {name for _, name in toys.OTHERS}
-    assert names == {name for _, name, _ in BROKEN} | {"wild", "endless"}
+    assert names == {toy.split()[1] for toy in BROKEN} | {"wild", "endless"}
 
 
 def test_what_a_run_does_shows_a_patient_counter_too_late(toy_package, monkeypatch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Collection
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -29,8 +30,14 @@ EVERY = {name: of for name, of in docs.found().items() if name in registry.names
 by_algorithm = pytest.mark.parametrize("name", EVERY)
 
 
-def by_cell(cells: list[Cell]) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("cell", cells, ids=lambda cell: str(cell).replace(" ", "-"))
+FAMILIES = ("dqn", "iql", "impala", "linucb", "marwil", "ppo", "sac", "td3")
+"""one of each family, whose runs are made in every run of the tests; of the others, some"""
+
+
+def by_cell(cells: list[Cell], quick: Collection[Cell]) -> pytest.MarkDecorator:
+    """Make those that are not ``quick`` slow."""
+    every = [pytest.param(cell, marks=() if cell in quick else pytest.mark.slow) for cell in cells]
+    return pytest.mark.parametrize("cell", every, ids=lambda cell: str(cell).replace(" ", "-"))
 
 
 def few(runs: list[Cell]) -> list[Cell]:
@@ -64,7 +71,11 @@ def test_every_pair_is_known(name: str):
     assert not [str(run) for run in of.runs if holds(run.levels, list(of.refused))]
 
 
-@by_cell([run for of in EVERY.values() for run in of.runs])
+ALL = [run for of in EVERY.values() for run in of.runs]
+FEW = {name: few(of.runs) for name, of in EVERY.items()}
+
+
+@by_cell(ALL, [run for name, of in EVERY.items() for run in (of.runs if name in FAMILIES else FEW[name])])
 def test_a_cell_runs(cell: Cell):
     check_cell(cell)
 
@@ -86,24 +97,24 @@ def test_every_refused_pair_is_refused(name: str):
         assert replace(start, **dict(some)).refusal() is not None, sorted(some)
 
 
-@by_cell([run for of in EVERY.values() for run in few(of.runs)])
+@by_cell(ALL, [run for name in EVERY for run in FEW[name][: None if name in FAMILIES else 2]])
 def test_a_cell_resumes_exactly(cell: Cell):
     resume.check_resumes(restorable(cell))
 
 
-@by_cell(few(EVERY["dqn"].runs))
+@by_cell(FEW["dqn"], FEW["dqn"])
 def test_rainbow_crosses(cell: Cell):
     check_cell(cell, "algo.double_q=true", "algo.dueling=true", "algo.noisy=true", "algo.num_atoms=5")
 
 
-@by_cell(few(EVERY["dqn"].runs))
+@by_cell(FEW["dqn"], FEW["dqn"])
 def test_r2d2_crosses(cell: Cell):
     check_cell(cell, "algo.double_q=true", "algo.value_rescaling=0.001", "algo.burn_in=0")
 
 
 @by_algorithm
 def test_a_cell_is_its_command_line(name: str):
-    cell = max(few(EVERY[name].runs), key=lambda cell: len(cell.words))
+    cell = max(FEW[name], key=lambda cell: len(cell.words))
     assert compose(cell.words).raw == cell.config().raw
 
 
@@ -116,12 +127,6 @@ def test_in_worker_processes():
 @by_algorithm
 def test_every_three_features(name: str):
     check_matrix(name, strength=3)
-
-
-@pytest.mark.slow
-@by_cell([run for of in EVERY.values() for run in of.runs])
-def test_every_pair_resumes_exactly(cell: Cell):
-    resume.check_resumes(restorable(cell))
 
 
 # ---- the tests themselves --------------------------------------------------------------------------------------------

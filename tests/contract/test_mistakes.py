@@ -38,8 +38,9 @@ BUILT = {  # found before anything is collected
     "NoSuper": ".__init__ must call super().__init__() first",
     "NeedsKey": ".needs calls Needs(key=...); did you mean keys? There are: data, gradients, "
     "keys, noise, off_policy, perturbable, recorded, rewards, window",
-    "NeedsWindow": ".needs returned Needs with 'window' for data; give 'rollout', 'segments', 'windows' or 'episodes'",
-    "NeedsText": ".needs returned Needs with 'obs' for keys; give a valid tuple",
+    "NeedsWindow": ".needs returned Needs with 'window' for data; expected 'rollout', 'segments', 'windows' or "
+    "'episodes'",
+    "NeedsText": ".needs returned Needs with 'obs' for keys; expected a valid tuple",
     "BuildsModels": ".__init__ uses ctx.build('models'): there is no such slot; did you mean model? There are: "
     "critic_model, model",
     "Yielding": ".optimizers returned a generator; return a dict of Optim by part name",
@@ -47,7 +48,7 @@ BUILT = {  # found before anything is collected
     "for each optimizer",
     "Clipping": ".optimizers calls Optim(clip=...); did you mean grad_clip? There are: every, grad_clip, grad_clip_by, "
     "lr, optimizer",
-    "FixedLr": ".optimizers returned Optim with 0.01 for lr; give Tensor",
+    "FixedLr": ".optimizers returned Optim with 0.01 for lr; expected Tensor",
     "WideValue": ".act returned value of shape [2, 1]; a row has one number: value.squeeze(-1)",
     "OutOfRange": ".act returned the action 2, which is not in Discrete(2)",
     "FloatAction": ".act returned actions of float32 for Discrete(2); return int64",
@@ -67,7 +68,7 @@ BUILT = {  # found before anything is collected
     "NoLoop": " is not a subclass of Loop; write class NoLoop(Loop)",
     "Threads": ".plan calls Plan(thread=...); did you mean threads? There are: accelerator, actors, devices, "
     "float32_matmul_precision, launcher, max_restarts, microbatches, num_nodes, precision, ray, threads",
-    "OnGPU": ".plan returned Plan with 'gpu' for accelerator; give 'cpu' or 'cuda'",
+    "OnGPU": ".plan returned Plan with 'gpu' for accelerator; expected 'cpu' or 'cuda'",
     "DictPlan": ".plan returned a dict; return Plan",
     "Misspelled": ".rlplug_loged is not a hook; did you mean rlplug_logged? There are: rlplug_checkpoint, "
     "rlplug_collected, rlplug_ended, rlplug_evaluated, rlplug_logged, rlplug_started, rlplug_updated",
@@ -180,7 +181,7 @@ SOUND_CLASSES = {
     "model": mistakes.Narrow,
     "loop": Alternate,
     "buffer": Replay,
-    "hardware": mistakes.OnGPU,
+    "hardware": mistakes.Computer,
     "env": mistakes.Walk,
     "logger": mistakes.Logger,
 }
@@ -375,14 +376,14 @@ def test_numbers_of_a_row_may_have_an_axis_of_agents():
 @pytest.mark.parametrize(
     ("record", "said"),
     [
-        (lambda: Needs(1.5), "Needs with 1.5 for window; give Window"),
-        (lambda: Window(1.5), "Window with 1.5 for length; give a valid integer"),
-        (lambda: Needs(keys=("obs", 3)), "Needs with a tuple of 2 for keys; give a valid string"),
-        (lambda: Needs(off_policy="yes"), "Needs with 'yes' for off_policy; give a valid boolean"),
-        (lambda: Plan(devices="2"), "Plan with '2' for devices; give a valid integer"),
-        (lambda: Plan(launcher="slurm"), "Plan with 'slurm' for launcher; give 'processes' or 'ray'"),
-        (lambda: Plan(actors=4), "Plan with 4 for actors; give a dictionary or an instance of Actors"),
-        (lambda: Optim(None), "Optim with None for optimizer; give Optimizer"),
+        (lambda: Needs(1.5), "Needs with 1.5 for window; expected Window"),
+        (lambda: Window(1.5), "Window with 1.5 for length; expected a valid integer"),
+        (lambda: Needs(keys=("obs", 3)), "Needs with a tuple of 2 for keys; expected a valid string"),
+        (lambda: Needs(off_policy="yes"), "Needs with 'yes' for off_policy; expected a valid boolean"),
+        (lambda: Plan(devices="2"), "Plan with '2' for devices; expected a valid integer"),
+        (lambda: Plan(launcher="slurm"), "Plan with 'slurm' for launcher; expected 'processes' or 'ray'"),
+        (lambda: Plan(actors=4), "Plan with 4 for actors; expected a dictionary or an instance of Actors"),
+        (lambda: Optim(None), "Optim with None for optimizer; expected Optimizer"),
     ],
 )
 def test_values_of_records_are_of_their_types(record, said):

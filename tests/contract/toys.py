@@ -61,10 +61,7 @@ class Sound(Algorithm):
     def forward(self, batch, parts):
         logp = self.policy(batch["obs"]).log_softmax(-1).gather(-1, batch["action"][..., None]).squeeze(-1)
         value = self.baseline(batch["obs"]).squeeze(-1)
-        terms = {
-            "policy": -logp * (batch["weight"] - value.detach()),
-            "baseline": (value - batch["weight"]).square(),
-        }
+        terms = {"policy": -logp * (batch["weight"] - value.detach()), "baseline": (value - batch["weight"]).square()}
         return Losses({name: terms[name] for name in parts})
 
     def after_step(self, parts, losses, learner):

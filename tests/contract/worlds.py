@@ -11,7 +11,7 @@ from gymnasium import spaces
 from torch import Tensor, nn
 from torch.nn.functional import one_hot
 
-from rlplug.api import Algorithm, Context, Losses, Model
+from rlplug.api import Algorithm, Context, Model, Trainable
 from rlplug.config import Chosen
 from rlplug.context import RunContext
 from rlplug.distributed.fabric import one_rank
@@ -26,6 +26,12 @@ def chosen(cls: type[Any], cfg: Any = None, kind: Any = "model") -> Chosen:
 def context(spec: EnvSpec, model: type[Model], **options: Any) -> RunContext:
     torch.manual_seed(0)
     return RunContext(spec=spec, slots={"model": chosen(model)}, **options)
+
+
+def gradients(learner: RankLearner, batch: Batch, who: Trainable) -> dict[str, Tensor]:
+    """The gradients with which ``minimize`` would step, by parameter."""
+    learner.steps.compute(batch, who, tuple(learner.parts(who)))
+    return {name: p.grad.clone() for name, p in who.named_parameters() if p.grad is not None}
 
 
 def flat(space: spaces.Space[Any], x: Any) -> Tensor:
@@ -50,28 +56,6 @@ class Layer(Model):
 
     def forward(self, x: Any, carry: Batch, is_first: Tensor | None) -> tuple[Tensor, Batch]:
         return torch.tanh(self.linear(flat(self.space, x))), carry
-
-
-class Recurrent(Layer):
-    """A GRU over ``[B, ...]`` or ``[T, B, ...]``."""
-
-    recurrent = True
-
-    def __init__(self, cfg: Any, ctx: Context) -> None:
-        super().__init__(cfg, ctx)
-        self.cell = nn.GRUCell(self.out_dim, self.out_dim)
-
-    def initial_carry(self, n: int) -> Batch:
-        return {"h": torch.zeros(n, self.out_dim)}
-
-    def forward(self, x: Any, carry: Batch, is_first: Tensor | None) -> tuple[Tensor, Batch]:
-        assert is_first is not None
-        features, _ = super().forward(x, {}, None)
-        h, out = carry["h"], []
-        for row, first in zip(features.view(-1, *features.shape[-2:]), is_first.view(-1, len(h)), strict=True):
-            h = self.cell(row, h * ~first[:, None])
-            out.append(h)
-        return (torch.stack(out) if is_first.ndim == 2 else h), {"h": h}
 
 
 def stream(rows: int, columns: int, seed: int = 0) -> Batch:
@@ -118,23 +102,7 @@ def learner(
     ctx: RunContext, algorithm: Algorithm, batch: Batch | None = None, rollout: bool = False, microbatches: int = 1
 ) -> RankLearner:
     buffer: Any = Given(batch, rollout) if batch else None
-    return RankLearner(
-        fabric=one_rank(),
-        ctx=ctx,
-        algorithm=algorithm,
-        buffer=buffer,
-        microbatches=microbatches,
-    )
-
-
-class Driven:
-    """What one step of a loop asks of a run."""
-
-    def __init__(self, source: Any, learner: RankLearner) -> None:
-        self.collector, self.learner, self.progress = source, learner, learner.progress
-
-    def update(self, batch: Batch | None = None) -> Losses:
-        return self.learner.update(batch)
+    return RankLearner(fabric=one_rank(), ctx=ctx, algorithm=algorithm, buffer=buffer, microbatches=microbatches)
 
 
 def box(*shape: int) -> spaces.Box:

@@ -1,11 +1,13 @@
 """Episodes as a run would record them."""
 
-from __future__ import annotations
-
+import json
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 from gymnasium import spaces
 
 from rlplug import testing, tree
@@ -63,6 +65,38 @@ def write_parquet(path: Path, episodes: list[Batch], spec: EnvSpec = SPEC) -> Pa
 def write_json(path: Path, episodes: list[Batch], spec: EnvSpec = SPEC, compress: bool = False) -> Path:
     json_lines.write(path, episodes, about(spec, compress=compress))
     return path
+
+
+Columns = dict[str, np.ndarray]
+
+
+def as_npz(folder: Path, columns: Columns) -> Path:
+    np.savez(folder / "a.npz", **columns)  # type: ignore[arg-type]
+    return folder / "a.npz"
+
+
+def as_hdf5(folder: Path, columns: Columns) -> Path:
+    with h5py.File(folder / "a.hdf5", "w") as file:
+        for name, leaf in columns.items():
+            file[name] = leaf
+    return folder / "a.hdf5"
+
+
+def as_table(folder: Path, columns: Columns) -> Path:
+    pq.write_table(pa.table({name: leaf.tolist() for name, leaf in columns.items()}), folder / "a.parquet")
+    return folder / "a.parquet"
+
+
+def as_lines(folder: Path, columns: Columns) -> Path:
+    """Lines of up to 10 transitions, as RLlib writes them."""
+    names = {"observations": "obs", "next_observations": "new_obs", "terminals": "terminateds"}
+    names |= {"timeouts": "truncateds", "episode": "eps_id"}
+    lines = []
+    for low in range(0, len(columns["rewards"]), 10):
+        part = {names.get(name, name): leaf[low : low + 10].tolist() for name, leaf in columns.items()}
+        lines.append(json.dumps({"type": "SampleBatch", **part}) + "\n")
+    (folder / "a.json").write_text("".join(lines))
+    return folder / "a.json"
 
 
 def same(a: Batch, b: Batch) -> None:

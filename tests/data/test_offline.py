@@ -1,7 +1,5 @@
 """Runs that learn from recorded episodes: what they read, how they go on, and what they refuse."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -9,10 +7,7 @@ import sys
 from pathlib import Path
 
 import gymnasium
-import h5py
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import torch
 
@@ -20,35 +15,24 @@ from rlplug import testing
 from rlplug.cli import main
 from rlplug.config import compose
 from rlplug.data import parquet
+from rlplug.data.recording import Recording
+from rlplug.data.source import Reading
 from rlplug.envs.spaces import single_agent
 from rlplug.run.build import build
 from rlplug.run.launch import resume, train
 from rlplug.testing.comparing import differences_of_runs
+from rlplug.trainer.trainer import Trainer
 from rlplug.types import ConfigError, RunError
-from tests.data.episodes import plain, write_parquet
+from tests.data.episodes import as_hdf5, as_lines, as_npz, as_table, plain, write_parquet
 
 ENV = gymnasium.make("CartPole-v1")
 SPEC = single_agent(ENV.observation_space, ENV.action_space, 500)
-QUIET = (
-    "env=cartpole",
-    "hardware=cpu",
-    "logger=[]",
-    "tuned=none",
-    "model.hidden=[8]",
-    "eval.every=0",
-    "eval.episodes=1",
-)
+QUIET = ("env=cartpole", "hardware=cpu", "logger=[]", "tuned=none", "model.hidden=[8]", "eval.every=0")
+QUIET = (*QUIET, "eval.episodes=1")
 SMALL = Path(testing.__file__).parent / "cartpole.npz"  # 12 episodes, 206 steps
 BC = ("algo=bc", *QUIET, f"data.path={SMALL}", "total_steps=6", "log.every=1", "train_batch_size=3")
-DQN = (
-    "algo=dqn",
-    *QUIET,
-    "loop=offline",
-    "exploration=[]",
-    f"data.path={SMALL}",
-    "algo.hiddens=[8]",
-    "train_batch_size=8",
-)
+ALL = ("algo=dqn", *QUIET, f"data.path={SMALL}", "algo.hiddens=[8]", "train_batch_size=8")
+DQN = (*ALL, "loop=offline", "exploration=[]")
 
 
 def run(words, updates: int | None = None):
@@ -78,13 +62,6 @@ def test_it_reads_on_while_it_learns():
     assert trainer.progress.updates == 200
     assert 100 + 2 * 199 <= trainer.progress.env_steps <= 100 + 2 * 199 + 2
     assert len(trainer.buffer) <= 120
-
-
-def test_alternate_takes_a_recording_for_environments():
-    words = [word for word in DQN if word != "loop=offline"]
-    trainer = run([*words, "rollout_fragment_length=4", "num_steps_sampled_before_learning_starts=20"], 100)
-    assert trainer.progress.env_steps == 100
-    assert trainer.progress.updates == 20
 
 
 @pytest.mark.parametrize(
@@ -121,12 +98,6 @@ def test_normalizers_see_every_row_once():
     data = np.load(SMALL)["observations"]
     np.testing.assert_allclose(moments.mean, data.mean(0), atol=1e-5)
     np.testing.assert_allclose(1 / moments.scale() ** 2, data.var(0), rtol=1e-3)
-
-
-def test_columns_share_the_episodes():
-    trainer = run([*DQN, "num_envs=3", "rollout_fragment_length=10"], 2)
-    assert trainer.progress.env_steps == 206
-    assert sorted(env for *_, env in trainer.episodes.drain()) == sorted([0, 1, 2] * 4)
 
 
 def test_a_recurrent_model_learns_from_whole_episodes():
@@ -195,7 +166,7 @@ def test_four_times_what_the_kernel_lets_a_run_take_is_streamed(tmp_path):
 
 def test_recorded_columns_beside_played_ones():
     """Half of a replay is recorded, and half is what the policy does; both have their own rows."""
-    words = [word for word in DQN if word not in ("loop=offline", "exploration=[]")]
+    words = [*ALL]
     more = ["num_envs=3", "data.envs=1", "data.shuffle=false", "rollout_fragment_length=5", "replay_ratio=0.1"]
     trainer = run([*words, *more, "num_steps_sampled_before_learning_starts=60", "exploration=epsilon_greedy"], 300)
     assert trainer.progress.env_steps <= 300
@@ -209,20 +180,13 @@ def test_recorded_columns_beside_played_ones():
 
 # ---- going on -------------------------------------------------------------------------------------------------------
 
-RESUMED = {
-    "bc": (*BC, "total_steps=30"),
-    "marwil": ("algo=marwil", *BC[1:], "total_steps=30"),
-    **{
-        name: (f"algo={name}", *QUIET, f"data.path={SMALL}", "total_steps=30", "train_batch_size=8", *more)
-        for name, more in {"iql": (), "discrete_cql": ("algo.hiddens=[8]",)}.items()
-    },
+RESUMED = {  # of every algorithm, the conformance kit resumes a run
     "streaming": (
         *(*DQN, "total_steps=60", "loop.stream=true", "replay_ratio=0.5", "rollout_fragment_length=2"),
         *("num_steps_sampled_before_learning_starts=40", "buffer.capacity=120", "num_envs=2"),
     ),
     "mixed": (
-        *(word for word in DQN if word not in ("loop=offline", "exploration=[]")),
-        *("total_steps=400", "num_envs=2", "data.envs=1", "rollout_fragment_length=5", "replay_ratio=0.1"),
+        *(*ALL, "total_steps=400", "num_envs=2", "data.envs=1", "rollout_fragment_length=5", "replay_ratio=0.1"),
         *("exploration=epsilon_greedy", "num_steps_sampled_before_learning_starts=40"),
     ),
     "normalized": (*BC, "total_steps=30", "preprocess.normalize_obs=true", "preprocess.normalize_reward=true"),
@@ -231,13 +195,8 @@ RESUMED = {
 
 @pytest.mark.parametrize("words", RESUMED.values(), ids=RESUMED)
 def test_a_resumed_run_is_the_undisturbed_one(words, tmp_path, monkeypatch):
-    from rlplug.trainer.trainer import Trainer
-
-    words, update, count = (
-        [*words, "checkpoint.every=7", "checkpoint.keep_last=9", "log.every=5"],
-        Trainer.update,
-        iter(range(99)),
-    )
+    words = [*words, "checkpoint.every=7", "checkpoint.keep_last=9", "log.every=5"]
+    update, count = Trainer.update, iter(range(99))
     train(compose(words), tmp_path / "whole", tell=lambda line: None)
 
     def broken(self, batch=None):
@@ -270,97 +229,53 @@ def test_without_an_environment_nothing_is_evaluated(tmp_path, capsys):
 
 # ---- what is refused ------------------------------------------------------------------------------------------------
 
-REFUSED = {
-    "nothing to play": (
-        (*DQN[:-1], "data.envs=1", "loop=alternate"),
-        "data.envs: 1 of num_envs=1 leave no real environment",
-    ),
-    "to play offline": (
-        (*DQN, "num_envs=2", "data.envs=1"),
-        "data.envs: loop=offline only reads datasets; use null",
-    ),
-    "no data": (("algo=bc", *QUIET), "data.path: loop=offline learns from recorded episodes: set data.path"),
-    "on-policy": (
-        ("algo=ppo", *QUIET, f"data.path={SMALL}"),
-        "data.path: ppo learns only from data that it collects itself, not from a dataset",
-    ),
-    "other actions": (
+PPO, APPO = (("algo=" + name, *QUIET, f"data.path={SMALL}") for name in ("ppo", "appo"))
+REFUSED = [
+    ((*ALL, "exploration=[]", "data.envs=1"), "data.envs: 1 of num_envs=1 leave no real environment"),
+    ((*DQN, "num_envs=2", "data.envs=1"), "data.envs: loop=offline only reads datasets; use null"),
+    (("algo=bc", *QUIET), "data.path: loop=offline learns from recorded episodes: set data.path"),
+    (PPO, "data.path: ppo learns only from data that it collects itself, not from a dataset"),
+    (
         ("algo=td3_bc", *QUIET, f"data.path={SMALL}"),
         "Discrete(2); use algo=bc or discrete_cql or iql or marwil, which learn from datasets",
     ),
-    "other actions, which the advice knows": (
+    (
         ("algo=dqn", *QUIET, "env=pendulum", f"data.path={SMALL}"),
         "use algo=bc or cql or iql or marwil or td3_bc, which learn from datasets",
     ),
-    "on-policy, offline": (
-        ("algo=ppo", *QUIET, "loop=offline", f"data.path={SMALL}"),
-        "loop: offline learns from other policies",
-    ),
-    "exploration": (
-        (*DQN, "exploration=epsilon_greedy"),
-        "exploration.epsilon_greedy: changes actions, but data.path",
-    ),
-    "intrinsic rewards": (
-        (*BC, "exploration=[icm]"),
-        "exploration.icm: rewards rows that the learner samples, but bc uses no rewards; leave it out",
-    ),
-    "intrinsic rewards that nothing weighs": (
+    ((*PPO, "loop=offline"), "loop: offline learns from other policies"),
+    ((*DQN, "exploration=epsilon_greedy"), "exploration.epsilon_greedy: changes actions, but data.path"),
+    (
         ("algo=marwil", *BC[1:], "algo.beta=0", "exploration=[rnd]"),
         "exploration.rnd: rewards rows that the learner samples, but marwil uses no rewards; leave it out",
     ),
-    "actors": (
-        (*DQN, "hardware.actors.count=1"),
-        "hardware.actors.count: actors collect, but data.path collects nothing; use 0",
-    ),
-    "recording it": (
-        (*DQN, "record.path=here"),
-        "record.path: records collected episodes, but data.path collects nothing",
-    ),
-    "rollouts ahead": (
-        (*DQN, "loop=async"),
-        "loop.in_flight: applies to collection, but data.path collects nothing; use loop=offline",
-    ),
-    "rollouts ahead of some that are recorded": (
+    ((*DQN, "hardware.actors.count=1"), "hardware.actors.count: actors collect, but data.path collects nothing; use 0"),
+    ((*DQN, "record.path=here"), "record.path: records collected episodes, but data.path collects nothing"),
+    ((*DQN, "loop=async"), "loop.in_flight: applies to collection, but data.path collects nothing; use loop=offline"),
+    (
         (*DQN, "loop=async", "num_envs=2", "data.envs=1"),
         "loop.in_flight: applies to collection, but data.path is recorded; use loop=alternate",
     ),
-    "a small replay": (
-        (*DQN, "buffer.capacity=100"),
-        "buffer.capacity: 100 rows do not hold the 218 rows of the dataset",
-    ),
-    "nothing there": ((*DQN, "data.path=nowhere.parquet"), "data.path: nowhere.parquet does not exist"),
-    "another environment": ((*DQN, "env=acrobot"), "has observations of shape [4], but env has"),
-    "no log-probabilities": (
-        ("algo=appo", *QUIET, "loop=offline", "loop.stream=true", f"data.path={SMALL}"),
+    ((*DQN, "buffer.capacity=100"), "buffer.capacity: 100 rows do not hold the 218 rows of the dataset"),
+    ((*DQN, "env=acrobot"), "has observations of shape [4], but env has"),
+    (
+        (*APPO, "loop=offline", "loop.stream=true"),
         "has no key 'logp', which the algorithm needs; it has action, is_first, obs",
     ),
-    "segments in one pass": (
-        ("algo=appo", *QUIET, "loop=offline", f"data.path={SMALL}"),
+    (
+        (*APPO, "loop=offline"),
         "loop.stream: false reads the dataset before training, but segments are used in the order they arrive; ",
     ),
-    "weights": ((*DQN, "data.weights=[1,2]"), "data.weights: 2 weights for 1 paths"),
-    "no weight": ((*DQN, "data.weights=[0]"), "data.weights[0]: 0 is out of range"),
-    "a choice": ((*DQN, "data.damaged=ignore"), "data.damaged: 'ignore' is none of"),
-}
+    ((*DQN, "data.weights=[1,2]"), "data.weights: 2 weights for 1 paths"),
+    ((*DQN, "data.weights=[0]"), "data.weights[0]: 0 is out of range"),
+]
 
 
-@pytest.mark.parametrize(("words", "said"), REFUSED.values(), ids=REFUSED)
+@pytest.mark.parametrize(("words", "said"), REFUSED)
 def test_what_does_not_go_together_is_refused(words, said):
     with pytest.raises(ConfigError) as refused:
         build(compose(words), Path()).close()
     assert said in str(refused.value)
-
-
-def test_other_files_than_before_are_refused(tmp_path, capsys):
-    path = write_parquet(
-        tmp_path / "a.parquet", [plain(10, i) | {"obs": np.zeros((11, 4), np.float32)} for i in range(4)], SPEC
-    )
-    words = [word for word in BC if not word.startswith("data.")]
-    folder = tmp_path / "run"
-    assert main([*words, f"data.path={path}", f"hydra.run.dir={folder}"]) == 0
-    write_parquet(path, [plain(10, i) | {"obs": np.zeros((11, 4), np.float32)} for i in range(5)], SPEC)
-    assert main(["resume", str(folder), "total_steps=9"]) == 2
-    assert "data.path: differs from the data that the run began with: a.parquet" in capsys.readouterr().err
 
 
 # ---- what is in it --------------------------------------------------------------------------------------------------
@@ -369,15 +284,7 @@ def test_other_files_than_before_are_refused(tmp_path, capsys):
 def test_what_is_in_it(capsys):
     assert main(["data", str(SMALL)]) == 0
     printed = capsys.readouterr().out
-    for said in (
-        "12, 206 steps",
-        "17.17",
-        "terminated",
-        "58.3 % of episodes",
-        "obs",
-        "float32 [4]",
-        "missing        logp",
-    ):
+    for said in ("12, 206 steps", "17.17", "terminated", "58.3 % of episodes", "float32 [4]", "missing        logp"):
         assert said in printed
     assert main(["data", str(SMALL), "--json"]) == 0
     about = json.loads(capsys.readouterr().out)
@@ -400,49 +307,29 @@ def test_what_was_left_out_is_told(tmp_path, capsys):
 # ---- numbers that are not finite ------------------------------------------------------------------------------------
 
 
-def as_npz(path: Path, columns: dict[str, np.ndarray]) -> Path:
-    np.savez(path / "a.npz", **columns)  # type: ignore[arg-type]
-    return path / "a.npz"
-
-
-def as_hdf5(path: Path, columns: dict[str, np.ndarray]) -> Path:
-    with h5py.File(path / "a.hdf5", "w") as file:
-        for name, leaf in columns.items():
-            file[name] = leaf
-    return path / "a.hdf5"
-
-
-def as_table(path: Path, columns: dict[str, np.ndarray]) -> Path:
-    pq.write_table(pa.table({name: leaf.tolist() for name, leaf in columns.items()}), path / "a.parquet")
-    return path / "a.parquet"
-
-
-def as_lines(path: Path, columns: dict[str, np.ndarray]) -> Path:
-    line = {"type": "SampleBatch", "obs": columns["observations"].tolist(), "dones": columns["terminals"].tolist()}
-    line |= {key: columns[key].tolist() for key in ("actions", "rewards")}
-    (path / "a.json").write_text(json.dumps(line) + "\n")
-    return path / "a.json"
-
-
-@pytest.mark.parametrize("number", [np.nan, np.inf])
 @pytest.mark.parametrize("key", ["observations", "rewards"])
 @pytest.mark.parametrize("write", [as_npz, as_hdf5, as_table, as_lines])
-def test_numbers_that_are_not_finite_are_named_before_anything_starts(write, key, number, tmp_path, capsys):
+def test_numbers_that_are_not_finite_are_named(write, key, tmp_path, capsys):
     """By file and row; ``rlplug data`` leaves their episode out, says so, and fails."""
-    columns = {key: leaf[:40].copy() for key, leaf in np.load(SMALL).items() if len(leaf) >= 40}
+    columns = {name: leaf[:40].copy() for name, leaf in np.load(SMALL).items() if not name.startswith("next")}
     columns |= {"terminals": np.isin(np.arange(40), (9, 29, 39)), "timeouts": np.zeros(40, bool)}
-    columns = {key: leaf for key, leaf in columns.items() if not key.startswith("next")}
     columns[key] = columns[key].astype(np.float64)
-    columns[key][12] = number
-    path, words = write(tmp_path, columns), [word for word in BC if not word.startswith("data.")]
-    assert main([*words, f"data.path={path}", f"hydra.run.dir={tmp_path / 'run'}"]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    where = "line 1" if write is as_lines else "the episode of rows 10 to 29,"
-    what = "an observation" if key == "observations" else "a reward"
-    assert f"{path}, {where} cannot be read: has {what} that is not a finite number, in row 12" in line
-    assert not (tmp_path / "run").exists()
+    columns[key][12] = np.nan if key == "rewards" else np.inf
+    path = write(tmp_path, columns)
+    lines = write is as_lines  # of 10 rows each
+    where = "line 2" if lines else "the episode of rows 10 to 29,"
+    said = f"{'an observation' if key == 'observations' else 'a reward'} that is not a finite number, in row "
+    with pytest.raises(ConfigError, match=rf"{path}, {where} cannot be read: has {said}"):
+        Recording([str(path)], Reading(SPEC))
+    code, printed = main(["data", str(path)]), capsys.readouterr()
+    assert "nan" not in printed.out
+    assert f"{where} is left out: has {said}" in printed.err
+    assert (code, f"{30 if lines else 20} steps" in printed.out) == (1, True)
 
-    code, said = main(["data", str(path)]), capsys.readouterr()
-    assert "nan" not in said.out
-    assert f"{where} is left out: has {what} that is not a finite number, in row 12" in said.err or write is as_lines
-    assert (code, "2, 20 steps" in said.out) == ((2, False) if write is as_lines else (1, True))
+
+def test_a_run_is_refused_before_it_starts(tmp_path, capsys):
+    columns = dict(np.load(SMALL)) | {"rewards": np.full(206, np.nan)}
+    words = [word for word in BC if not word.startswith("data.")]
+    assert main([*words, f"data.path={as_npz(tmp_path, columns)}", f"hydra.run.dir={tmp_path / 'run'}"]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
+    assert not (tmp_path / "run").exists()

@@ -1,16 +1,10 @@
 """Transitions in any order, in every format: no two of them are joined that did not follow each other."""
 
-from __future__ import annotations
-
-import json
 from pathlib import Path
 from typing import Any
 
 import gymnasium
-import h5py
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import torch
 from gymnasium import spaces
@@ -21,8 +15,8 @@ from rlplug.data.recording import Recording
 from rlplug.data.source import Reading
 from rlplug.run.build import build
 from rlplug.types import ConfigError
+from tests.data.episodes import Columns, as_hdf5, as_lines, as_npz, as_table
 
-Columns = dict[str, np.ndarray]
 SPEC = testing.spec(spaces.Box(-np.inf, np.inf, (2,)), 3)
 LENGTHS = [4, 7, 1, 12, 3, 9]  # of episodes; the odd ones are truncated
 
@@ -45,35 +39,6 @@ def recorded(obs: Any = None) -> Columns:
     }
 
 
-def as_npz(path: Path, columns: Columns) -> Path:
-    np.savez(path / "a.npz", **columns)  # type: ignore[arg-type]
-    return path / "a.npz"
-
-
-def as_hdf5(path: Path, columns: Columns) -> Path:
-    with h5py.File(path / "a.hdf5", "w") as file:
-        for name, leaf in columns.items():
-            file[name] = leaf
-    return path / "a.hdf5"
-
-
-def as_table(path: Path, columns: Columns) -> Path:
-    pq.write_table(pa.table({name: leaf.tolist() for name, leaf in columns.items()}), path / "a.parquet")
-    return path / "a.parquet"
-
-
-def as_lines(path: Path, columns: Columns) -> Path:
-    """Lines of up to 10 transitions, as RLlib writes them."""
-    names = {"observations": "obs", "next_observations": "new_obs", "terminals": "terminateds"}
-    names |= {"timeouts": "truncateds", "episode": "eps_id"}
-    lines = []
-    for low in range(0, len(columns["rewards"]), 10):
-        part = {names.get(name, name): leaf[low : low + 10].tolist() for name, leaf in columns.items()}
-        lines.append(json.dumps({"type": "SampleBatch", **part}) + "\n")
-    (path / "a.json").write_text("".join(lines))
-    return path / "a.json"
-
-
 FORMATS = [as_npz, as_hdf5, as_table, as_lines]
 
 
@@ -90,8 +55,7 @@ def order(name: str, n: int) -> np.ndarray:
     }[name]
 
 
-ORDERS = ["random", "every tenth", "every other", "backwards", "two parts swapped", "rows missing"]
-ORDERS += ["drawn with repetition"]
+ORDERS = "random,every tenth,every other,backwards,two parts swapped,rows missing,drawn with repetition"
 
 
 def transitions_of(columns: Columns) -> list[tuple[Any, ...]]:
@@ -121,7 +85,7 @@ def read(path: Path, **settings: Any) -> tuple[Recording, list[str]]:
     return Recording([str(path)], reading), reading.notes
 
 
-@pytest.mark.parametrize("name", ORDERS)
+@pytest.mark.parametrize("name", ORDERS.split(","))
 @pytest.mark.parametrize("write", FORMATS)
 def test_transitions_stay_what_they_were(write, name, tmp_path):
     """Each piece has an own final observation, and a line says how many there are."""
@@ -232,22 +196,15 @@ class Absorbing(gymnasium.Env[Any, Any]):
 
 
 gymnasium.register("Absorbing-v0", "tests.data.test_order:Absorbing", max_episode_steps=20)
-WORDS = ("algo=dqn", "env=gymnasium", "env.id=tests.data.test_order:Absorbing-v0", "loop=offline", "exploration=[]")
-WORDS += (
-    "hardware=cpu",
-    "logger=[]",
-    "tuned=none",
-    "eval.every=0",
-    "eval.episodes=1",
-    "model.hidden=[16]",
-    "compile=false",
+WORDS = (
+    *("algo=dqn", "env=gymnasium", "env.id=tests.data.test_order:Absorbing-v0", "loop=offline", "exploration=[]"),
+    *("hardware=cpu", "logger=[]", "tuned=none", "eval.every=0", "eval.episodes=1", "model.hidden=[16]", "compile=off"),
+    *("algo.gamma=0.9", "algo.hiddens=[]", "algo.lr=0.01", "algo.td_error_loss_fn=mse", "train_batch_size=64"),
+    *("algo.target_network_update_freq=10", "total_steps=700", "data.unfinished=truncate", "buffer.capacity=2000"),
 )
-WORDS += ("algo.gamma=0.9", "algo.hiddens=[]", "algo.lr=0.01", "algo.td_error_loss_fn=mse", "train_batch_size=64")
-WORDS += ("algo.target_network_update_freq=10", "total_steps=700", "data.unfinished=truncate", "buffer.capacity=2000")
 
 
-@pytest.mark.parametrize("name", ["random", "every tenth", "alternating"])
-@pytest.mark.parametrize("write", FORMATS)
+@pytest.mark.parametrize(("write", "name"), [(as_npz, "random"), (as_lines, "every tenth"), (as_table, "alternating")])
 def test_two_absorbing_states(write, name, tmp_path):
     """Their values are 0 and 1 / (1 - gamma), whatever the order of the transitions."""
     rng = np.random.default_rng(3)

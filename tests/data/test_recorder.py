@@ -1,7 +1,5 @@
 """What a run writes down: every episode that ended, once, whatever happens to the run."""
 
-from __future__ import annotations
-
 import json
 import sys
 import time
@@ -23,6 +21,7 @@ from rlplug.run.build import build
 from rlplug.run.callbacks import callbacks_of
 from rlplug.run.launch import resume, train
 from rlplug.testing.rank_pool import ranks
+from rlplug.trainer.trainer import Trainer
 from rlplug.types import Batch
 from tests.contract.tenants.population import FILES
 from tests.installing import install, site  # noqa: F401  fixtures
@@ -30,17 +29,13 @@ from tests.tools.kill import Process, warm_up
 
 QUIET = ("hardware=cpu", "logger=[]", "tuned=none", "model.hidden=[8]", "eval.every=0", "eval.episodes=1")
 PPO = ("algo=ppo", *QUIET, "num_envs=3", "rollout_fragment_length=16", "algo.sgd_minibatch_size=16")
+WORLD = ("env=gymnasium", "env.id=rlplug.testing.worlds:World-v0")
 ENVS = {
     "vector": ("env=cartpole",),
     "masks": ("env=masked_cartpole",),
-    "same step": ("env=gymnasium", "env.id=rlplug.testing.worlds:World-v0", "env.vectorization=list"),
-    "dict": (
-        "env=gymnasium",
-        "env.id=rlplug.testing.worlds:World-v0",
-        "+env.kwargs.observation=dict",
-        "model=multi_input",
-    ),
-    "box": ("env=gymnasium", "env.id=rlplug.testing.worlds:World-v0", "+env.kwargs.action=box"),
+    "same step": (*WORLD, "env.vectorization=list"),
+    "dict": (*WORLD, "+env.kwargs.observation=dict", "model=multi_input"),
+    "box": (*WORLD, "+env.kwargs.action=box"),
 }
 
 
@@ -59,8 +54,7 @@ def fingerprints(path: Path) -> list[tuple[bytes, ...]]:
     return sorted(tuple(leaf.tobytes() for leaf in tree.leaves(rows)) for rows in episodes(path))
 
 
-@pytest.mark.parametrize("form", ["parquet", "json"])
-@pytest.mark.parametrize("env", ENVS)
+@pytest.mark.parametrize(("env", "form"), [*((env, "parquet") for env in ENVS), ("masks", "json"), ("dict", "json")])
 def test_episodes_are_those_that_were_collected(env, form, tmp_path):
     """As many as the run counted, each of them whole, with what the policy thought of its actions."""
     words = [word for word in PPO if env != "dict" or not word.startswith("model.")]
@@ -105,26 +99,44 @@ def test_what_is_recorded_does_not_change_what_is_learned(tmp_path):
     assert scores[0] == scores[1]
 
 
-def test_a_resumed_run_loses_and_doubles_nothing(tmp_path, monkeypatch):
-    """It is stopped behind its last checkpoint: files that it wrote since are written again."""
-    whole = start(tmp_path / "whole", "env=cartpole", "checkpoint.every=96", "record.max_file_size=2000")
-    assert len([*(tmp_path / "whole" / "data").iterdir()]) > 3
-    from rlplug.trainer.trainer import Trainer
+@pytest.fixture
+def es(install):  # noqa: F811
+    install("rlplug-es", "rlplug_es", FILES)
 
-    collect, rounds = Trainer.collect, iter(range(100))
+
+ES = ("algo=es", "env=cartpole", *QUIET, "total_steps=800", "checkpoint.every=200", "algo.pairs=2", "model.hidden=[4]")
+ROUNDS = {  # how a run collects, its words, and the round after which it is stopped
+    "collect": ((*PPO, "env=cartpole", "total_steps=480", "checkpoint.every=96", "record.max_file_size=2000"), 6),
+    "play": ((*ES, "record.max_file_size=3000"), 3),
+}
+
+
+@pytest.mark.usefixtures("es")
+@pytest.mark.parametrize("method", ROUNDS)
+def test_a_resumed_run_loses_and_doubles_nothing(method, tmp_path, monkeypatch):
+    """It is stopped behind its last checkpoint: files that it wrote since are written again; also those of jobs."""
+    words, last = ROUNDS[method]
+    train(compose([*words, f"record.path={tmp_path / 'whole'}"]), tmp_path / "one")
+    assert len([*(tmp_path / "whole").iterdir()]) > 3
+    if method == "play":
+        summary, rows = json.loads((tmp_path / "one" / "summary.json").read_text()), episodes(tmp_path / "whole")
+        assert sum(int(one["valid"].sum()) for one in rows) == summary["env_steps"] >= 800
+        assert len(rows) == 4 * summary["updates"]
+        assert {"obs", "action", "reward"} <= rows[0].keys()
+    plain, rounds = getattr(Trainer, method), iter(range(100))
 
     def broken(self, *args, **kwargs):
-        collect(self, *args, **kwargs)
-        if next(rounds) == 6:
+        found = plain(self, *args, **kwargs)
+        if next(rounds) == last:
             raise RuntimeError("as if killed")
+        return found
 
-    monkeypatch.setattr(Trainer, "collect", broken)
+    monkeypatch.setattr(Trainer, method, broken)
     with pytest.raises(RuntimeError):
-        start(tmp_path / "broken", "env=cartpole", "checkpoint.every=96", "record.max_file_size=2000")
-    monkeypatch.setattr(Trainer, "collect", collect)
-    resume(tmp_path / "broken" / "run", tell=lambda line: None)
-    assert fingerprints(tmp_path / "broken" / "data") == fingerprints(tmp_path / "whole" / "data")
-    assert whole.exists()
+        train(compose([*words, f"record.path={tmp_path / 'broken'}"]), tmp_path / "two")
+    monkeypatch.setattr(Trainer, method, plain)
+    resume(tmp_path / "two", tell=lambda line: None)
+    assert fingerprints(tmp_path / "broken") == fingerprints(tmp_path / "whole")
 
 
 JOBS = [Job(i, episodes=1 + i, mode=mode) for i, mode in enumerate(("explore", "greedy", "random"))]
@@ -142,8 +154,9 @@ def played(fabric, raw):
         return batches
 
 
-@pytest.mark.parametrize("num_envs", [None, 2, 3], ids=["one rank", "each rank collects", "the first rank collects"])
-@pytest.mark.parametrize("env", ["vector", "box", "masks"])
+@pytest.mark.parametrize(
+    ("env", "num_envs"), [("vector", None), ("box", None), ("masks", None), ("box", 2), ("masks", 3)]
+)
 def test_episodes_of_jobs_are_recorded(env, num_envs, tmp_path):
     """Once each, beside those of rounds, with what a run records: also where the algorithm needs nothing of it."""
     words = [*PPO, *ENVS[env], f"record.path={tmp_path}", "rollout_fragment_length=12"]
@@ -163,40 +176,6 @@ def test_episodes_of_jobs_are_recorded(env, num_envs, tmp_path):
             count += 1
     assert count == 6
     assert len(episodes(tmp_path)) == len(found) + 6
-
-
-@pytest.fixture
-def es(install):  # noqa: F811
-    install("rlplug-es", "rlplug_es", FILES)
-
-
-@pytest.mark.usefixtures("es")
-def test_a_loop_that_plays_jobs_alone_is_recorded(tmp_path, monkeypatch):
-    """All that it counted; a resumed run has the files of an undisturbed one."""
-    words = ("algo=es", "env=cartpole", *QUIET, "total_steps=800", "checkpoint.every=200", "algo.pairs=2")
-    words += ("model.hidden=[4]", "record.max_file_size=3000")
-    train(compose([*words, f"record.path={tmp_path / 'whole'}"]), tmp_path / "one")
-    summary = json.loads((tmp_path / "one" / "summary.json").read_text())
-    rows = episodes(tmp_path / "whole")
-    assert sum(int(one["valid"].sum()) for one in rows) == summary["env_steps"] >= 800
-    assert len(rows) == 4 * summary["updates"]
-    assert {"obs", "action", "reward"} <= rows[0].keys()
-    from rlplug.trainer.trainer import Trainer
-
-    play, rounds = Trainer.play, iter(range(100))
-
-    def broken(self, *args, **kwargs):
-        found = play(self, *args, **kwargs)
-        if next(rounds) == summary["updates"] // 2:
-            raise RuntimeError("as if killed")
-        return found
-
-    monkeypatch.setattr(Trainer, "play", broken)
-    with pytest.raises(RuntimeError):
-        train(compose([*words, f"record.path={tmp_path / 'broken'}"]), tmp_path / "two")
-    monkeypatch.setattr(Trainer, "play", play)
-    resume(tmp_path / "two", tell=lambda line: None)
-    assert fingerprints(tmp_path / "broken") == fingerprints(tmp_path / "whole")
 
 
 def test_a_longer_run_appends(tmp_path):

@@ -25,12 +25,6 @@ def total(fabric, tell, x):
     return fabric.all_reduce(torch.tensor(x + fabric.global_rank), reduce_op="sum").item()
 
 
-def dies(fabric, tell, number):
-    if fabric.global_rank == 1:
-        os.kill(os.getpid(), number)
-    return total(fabric, tell, 0.0)
-
-
 def raises(fabric, tell, error):
     if fabric.global_rank == 1:
         raise error
@@ -65,11 +59,6 @@ def test_the_first_rank_returns_and_tells():
     assert lines == ["rank 0 of 2"]
 
 
-def test_a_rank_that_is_killed_ends_the_others():
-    with pytest.raises(RankError, match=r"^the process of rank 1 of 2 was ended by SIGKILL$"):
-        spawn_ranks(PAIR, dies, signal.SIGKILL)
-
-
 def test_the_error_of_a_rank_is_raised():
     with pytest.raises(ConfigError, match=r"^algo\.gamma: is odd$"):
         spawn_ranks(PAIR, raises, ConfigError("algo.gamma", "is odd"))
@@ -86,6 +75,7 @@ def test_a_bug_is_told_and_not_what_follows_from_it():
         spawn_ranks(PAIR, follows)
 
 
+@pytest.mark.slow
 def test_ctrl_c_reaches_all_ranks():
     def interrupt(line: str) -> None:
         threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()

@@ -1,7 +1,5 @@
 """The packages that show how plugins are written: laid out as ``new`` does it, in its style, and sound."""
 
-from __future__ import annotations
-
 import os
 import runpy
 import subprocess

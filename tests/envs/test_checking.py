@@ -58,10 +58,7 @@ FAULTS = {
     "raises": (fall, r"Traceback.*in fall\n.*ZeroDivisionError: the pole is gone"),
     "leaves": (leave, r"Traceback.*in leave\n.*SystemExit: 3"),
     "nothing allowed": (mask([1, 0], [0, 0, 0]), "action_mask forbids every action"),
-    "mask too long": (
-        mask(np.ones(2), np.ones(4)),
-        "action_mask has 6 elements of type float64; .* need 5",
-    ),
+    "mask too long": (mask(np.ones(2), np.ones(4)), "action_mask has 6 elements of type float64; .* need 5"),
     "float mask": (mask(np.ones(2), np.ones(3)), "action_mask has 5 elements of type float64; .* need 5 of type bool"),
     "no mask": (lambda env: (env.fine()[0], {}), "info lacks 'action_mask'"),
 }
@@ -87,28 +84,19 @@ def test_one_error_that_names_environment_seed_and_step(fault, at_reset):
     assert envs[0].steps == step  # nobody went on
 
 
-@pytest.mark.parametrize("fault", ["raises", "leaves", "shape", "nothing allowed"])
-@pytest.mark.parametrize("at_reset", [False, True])
+@pytest.mark.parametrize(("fault", "at_reset"), [("raises", True), ("leaves", False), ("shape", True)])
 def test_the_same_in_a_worker(fault, at_reset):
     says, message = FAULTS[fault]
-    env = Subprocess(Made(says, at_reset), [4, 7, 9], workers=2, mask_key="action_mask")
+    env = Subprocess(partial(Late, says, at_reset), [4, 7, 9], workers=2, mask_key="action_mask")
     step = 0 if at_reset else 3
     with pytest.raises(RunError, match=rf"(?s)^environment 4 \(episode 0, seed \d+, step {step}.*{message}"):
         play(env, [10, 11, 12])
     env.close()
 
 
-class Made:
-    """Makes faulty environments, the first of a worker sound at the reset that shows whether there are masks."""
-
-    def __init__(self, says, at_reset):
-        self.says, self.at_reset = says, at_reset
-
-    def __call__(self):
-        return Late(self.says, self.at_reset)
-
-
 class Late(Faulty):
+    """Sound at the first reset, which shows whether there are masks."""
+
     resets = 0
 
     def reset(self, *, seed=None, options=None):

@@ -1,9 +1,6 @@
 """Environments that break the rules of Gymnasium end in one line that names the rule, and never in a traceback."""
 
-import os
-import subprocess
 import sys
-from pathlib import Path
 
 import gymnasium
 import numpy as np
@@ -12,11 +9,10 @@ from gymnasium.spaces import Box, Discrete
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.wrappers import TimeLimit
 
-from rlplug.cli import main
 from rlplug.envs import EnvList, NativeVector, env_list
 from rlplug.envs.checking import MisfitError
 from rlplug.types import ConfigError, RunError
-from tests.envs.test_subprocess import make
+from tests.envs.making import gym
 
 OBS = np.zeros(2, np.float32)
 
@@ -33,22 +29,22 @@ class Rude(gymnasium.Env):
         return self.answers.get("reset", (OBS, {}))
 
     def step(self, action):
-        own = {"reward": 0.0, "terminated": False, "truncated": False, "info": {}} | self.answers
-        return OBS, own["reward"], own["terminated"], own["truncated"], own["info"]
+        own = {"reward": 0.0, "terminated": False, "truncated": False, "info": {}}
+        return OBS, *((own | self.answers)[key] for key in own)
 
     def close(self):
         if "close" in self.answers:
-            raise self.answers["close"]
+            raise ValueError(self.answers["close"])
 
 
 class RudeVector(VectorEnv):
     """Two of them."""
 
     metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP}  # noqa: RUF012
-    num_envs = 2
+    num_envs, spec = 2, None
     single_observation_space, single_action_space = Rude.observation_space, Rude.action_space
     observation_space, action_space = Box(-1, 1, (2, 2)), gymnasium.spaces.MultiDiscrete([2, 2])
-    spec = None
+    two = {"reward": np.zeros(2), "terminated": np.zeros(2, bool), "truncated": np.zeros(2, bool), "info": {}}  # noqa: RUF012
 
     def __init__(self, **answers):
         self.answers = answers
@@ -57,13 +53,11 @@ class RudeVector(VectorEnv):
         return self.answers.get("reset", (np.zeros((2, 2), np.float32), {}))
 
     def step(self, actions):
-        two = {"reward": np.zeros(2), "terminated": np.zeros(2, bool), "truncated": np.zeros(2, bool), "info": {}}
-        own = two | self.answers
-        return np.zeros((2, 2), np.float32), own["reward"], own["terminated"], own["truncated"], own["info"]
+        said = self.two | self.answers
+        return np.zeros((2, 2), np.float32), *(said[key] for key in self.two)
 
     def close(self, **kwargs):
-        if "close" in self.answers:
-            raise self.answers["close"]
+        Rude.close(self)
 
 
 gymnasium.register("Rude-v0", Rude)
@@ -88,19 +82,16 @@ def play(envs):
     envs.step(np.zeros(2, np.int64))
 
 
-@pytest.mark.parametrize("what", SINGLE)
-def test_a_list_says_what_is_wrong(what):
-    given, said = SINGLE[what]
-    with pytest.raises(RunError) as error:
-        play(EnvList([Rude(**{what: given}) for _ in range(2)]))
-    assert said in str(error.value).splitlines()[-1]
+SAID = [
+    *((lambda given: EnvList([Rude(**given) for _ in range(2)]), what, *answer) for what, answer in SINGLE.items()),
+    *((lambda given: NativeVector(RudeVector(**given)), what, *answer) for what, answer in MANY.items()),
+]
 
 
-@pytest.mark.parametrize("what", MANY)
-def test_a_native_vector_says_what_is_wrong(what):
-    given, said = MANY[what]
+@pytest.mark.parametrize(("made", "what", "given", "said"), SAID)
+def test_what_is_wrong_is_said(made, what, given, said):
     with pytest.raises(RunError) as error:
-        play(NativeVector(RudeVector(**{what: given})))
+        play(made({what: given}))
     assert said in str(error.value).splitlines()[-1]
 
 
@@ -186,51 +177,21 @@ def test_a_number_is_one():
 @pytest.mark.parametrize("kind", ["list", "native", "subprocess"])
 def test_a_close_that_raises_is_told_and_keeps_nobody(kind, capfd):
     env_list.tell_once.cache_clear()
-    broken = ValueError("no")
-    if kind == "list":
-        envs = EnvList([Rude(close=broken) for _ in range(2)])
-    elif kind == "native":
-        envs = NativeVector(RudeVector(close=broken))
-    else:
-        envs = make(
-            "subprocess", workers=1, columns=2, id="tests.envs.test_misbehaving:Rude-v0", kwargs={"close": broken}
-        )
+    broken, workers = {"close": "no"}, {"vectorization": "subprocess", "workers": 1}
+    envs = {
+        "list": lambda: EnvList([Rude(**broken) for _ in range(2)]),
+        "native": lambda: NativeVector(RudeVector(**broken)),
+        "subprocess": lambda: gym("tests.envs.test_misbehaving:Rude-v0", kwargs=broken, **workers),
+    }[kind]()
     envs.reset([1, 2])
     envs.close()
     (line,) = capfd.readouterr().err.splitlines()
     assert line.startswith("rlplug: an environment raised in close()")
 
 
-@pytest.mark.parametrize("vectorization", ["list", "subprocess"])
-def test_an_environment_that_exits_when_it_is_made(vectorization, capsys, tmp_path: Path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    words = ["env=gymnasium", "env.id=tests.envs.test_misbehaving:Rude-v0", "+env.kwargs.init=3", "logger=[]"]
-    assert main([*words, f"env.vectorization={vectorization}"]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line == "rlplug: env.id: Rude-v0 cannot be made: SystemExit: 3"
-
-
-def test_atari_options_belong_to_atari():
-    with pytest.raises(ConfigError, match=r"^env.atari: CartPole-v1 is not an Atari environment; use false$"):
-        make("native", id="CartPole-v1", atari=True)
-
-
-def test_a_run_with_a_close_that_raises_ends_well(tmp_path: Path):
-    program = """
-import gymnasium, sys
-from gymnasium.envs.classic_control import CartPoleEnv
-class Rude(CartPoleEnv):
-    def close(self): raise ValueError("no")
-gymnasium.register("Mine-v0", Rude, max_episode_steps=50)
-from rlplug.cli import main
-words = ["env=gymnasium", "env.id=Mine-v0", "total_steps=1024", "logger=[]", "eval.episodes=1"]
-sys.exit(main([*words, "hydra.run.dir=run"]))
-"""
-    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, env=os.environ, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert [line for line in done.stderr.splitlines() if "close()" in line] == [
-        "rlplug: an environment raised in close(), which is ignored: ValueError: no"
-    ]
+def test_an_environment_that_exits_when_it_is_made():
+    with pytest.raises(ConfigError, match=r"^env.id: Rude-v0 cannot be made: SystemExit: 3$"):
+        gym("tests.envs.test_misbehaving:Rude-v0", kwargs={"init": 3}, vectorization="list")
 
 
 class Weary(Rude):

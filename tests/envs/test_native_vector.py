@@ -47,14 +47,6 @@ def cartpole():
     return gymnasium.make_vec("CartPole-v1", num_envs=4, vectorization_mode="vector_entry_point")
 
 
-def test_native_cartpole_by_its_seeds():
-    a, b, c = (
-        transitions(NativeVector(cartpole()), seeds, 100) for seeds in ([1, 2, 3, 4], [1, 2, 3, 4], [1, 2, 3, 5])
-    )
-    assert a == b
-    assert all(x != y for x, y in zip(a, c, strict=True))
-
-
 class Delay(VectorObservationWrapper):
     """Shows every column the observation before: a wrapper with state."""
 
@@ -126,38 +118,3 @@ def test_wrong_arguments_are_refused():
     env = NativeVector(cartpole())
     with pytest.raises(ValueError, match="1 seeds for 4 environments"):
         env.reset([0])
-
-
-@pytest.mark.parametrize("kwargs", [{}, {"sutton_barto_reward": True}])
-def test_native_cartpole_is_what_single_ones_are(kwargs):
-    """From the same state and action the same next state (to the float32 of an observation), reward and ends."""
-    vector = gymnasium.make_vec("CartPole-v1", num_envs=200, vectorization_mode="vector_entry_point", **kwargs)
-    env, single = NativeVector(vector), gymnasium.make("CartPole-v1", **kwargs)
-    env.reset(range(200))
-    random = np.random.default_rng(0)
-    states = random.uniform(-1, 1, (200, 4)) * [3.0, 3, 0.3, 3]
-    states[:50] *= 0.1
-    vector.unwrapped.state = states.T.copy()
-    action = random.integers(0, 2, 200)
-    row = env.step(action)
-    single.reset(seed=0)
-    for i, state in enumerate(states):
-        single.unwrapped.state, single.unwrapped.steps_beyond_terminated = tuple(state), None
-        obs, reward, terminated, truncated, _ = single.unwrapped.step(int(action[i]))
-        np.testing.assert_allclose(row["obs"][i], obs, rtol=1e-6)
-        assert (row["reward"][i], row["terminated"][i]) == (np.float32(reward), terminated)
-        assert not truncated
-    assert 50 < row["terminated"].sum() < 150
-
-
-def test_native_cartpole_ends_and_begins_as_single_ones_do():
-    env = NativeVector(gymnasium.make_vec("CartPole-v1", num_envs=3, vectorization_mode="vector_entry_point"))
-    env.reset([0, 1, 2])
-    env.env.unwrapped.state[:] = 0
-    env.env.unwrapped.steps[:] = [498, 499, 0]
-    one, two = tree.map(np.array, env.step(np.ones(3, np.int64))), tree.map(np.array, env.step(np.ones(3, np.int64)))
-    assert one["truncated"].tolist() == [False, True, False]
-    assert two["truncated"].tolist() == [True, False, False]
-    assert two["reward"].tolist() == [1, 0, 1]
-    assert not two["terminated"].any()
-    assert (abs(two["obs"][1]) <= 0.05).all()

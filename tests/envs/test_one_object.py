@@ -1,7 +1,5 @@
 """An environment is one column of one vector: an object that is handed out twice is refused, whatever wraps it."""
 
-from __future__ import annotations
-
 from itertools import repeat
 from pathlib import Path
 
@@ -15,7 +13,7 @@ from gymnasium.wrappers import TimeLimit
 from rlplug.cli import main
 from rlplug.envs import EnvList, NativeVector
 from rlplug.types import ConfigError
-from tests.envs.test_subprocess import make
+from tests.envs.making import gym
 
 SAID = "one object of Ten was created once and returned twice"
 
@@ -63,18 +61,15 @@ def test_a_factory_that_returns_one_object_is_refused_before_the_run(name, num_e
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("wrap", [lambda env: env, lambda env: TimeLimit(env, 50)], ids=["bare", "wrapped"])
-def test_columns_of_one_list(wrap):
-    env = Ten()
-    with pytest.raises(ConfigError, match=SAID):
-        EnvList([wrap(env), wrap(env)])
-
-
-def test_columns_of_two_lists():
-    env = Ten()
-    EnvList([env]).close()
-    with pytest.raises(ConfigError, match=SAID):
-        EnvList([TimeLimit(env, 50)])
+def test_columns_of_lists():
+    for wrap in (lambda env: env, lambda env: TimeLimit(env, 50)):
+        env = Ten()
+        with pytest.raises(ConfigError, match=SAID):
+            EnvList([wrap(env), wrap(env)])
+        with pytest.raises(ConfigError, match=SAID):
+            EnvList([wrap(env)])  # in another list
+    for _ in range(3):
+        EnvList([Ten(), TimeLimit(Ten(), 50)]).close()
 
 
 def test_columns_of_a_vector():
@@ -89,7 +84,7 @@ def test_columns_of_a_vector():
 
 def test_columns_of_a_process():
     with pytest.raises(ConfigError, match=SAID):
-        make("subprocess", workers=1, columns=2, id="tests.envs.test_one_object:Bare-v0")
+        gym("tests.envs.test_one_object:Bare-v0", vectorization="subprocess", workers=1)
 
 
 def test_what_stands_in_for_an_environment_that_failed():
@@ -98,8 +93,3 @@ def test_what_stands_in_for_an_environment_that_failed():
     envs.reset([1])
     with pytest.raises(ConfigError, match=SAID):
         [envs.step(np.zeros(1, np.int64)) for _ in range(7)]
-
-
-def test_new_objects_are_taken():
-    for _ in range(3):
-        EnvList([Ten(), TimeLimit(Ten(), 50)]).close()

@@ -48,10 +48,7 @@ def multi_discretes(draw):
 LEAVES = st.one_of(
     boxes(),
     st.builds(
-        Discrete,
-        st.integers(1, 99),
-        start=st.integers(-9, 9),
-        dtype=st.sampled_from((np.int64, np.int32, np.int16)),
+        Discrete, st.integers(1, 99), start=st.integers(-9, 9), dtype=st.sampled_from((np.int64, np.int32, np.int16))
     ),
     multi_discretes(),
     st.builds(MultiBinary, st.one_of(st.integers(1, 9), st.lists(st.integers(1, 4), min_size=1, max_size=3))),
@@ -105,12 +102,9 @@ def test_a_real_environment_with_its_own_spaces():
     assert back.single_agent.action == Box(-1, 1, (1,))
 
 
-def test_both_zeros():
+def test_both_zeros_come_back_and_images_are_small():
     space = Box(np.array([0.0, -0.0], np.float32), np.ones(2, np.float32))
     assert same(space_from_json(space_to_json(space)), space)
-
-
-def test_images_are_small():
     assert len(json.dumps(space_to_json(Box(0, 255, (210, 160, 3), np.uint8)))) < 100
     assert len(json.dumps(space_to_json(Box(-np.inf, np.inf, (210, 160, 3))))) < 100
 
@@ -188,25 +182,18 @@ def test_names_are_texts_and_counts_are_numbers(put, value, request):
             from_json(node)
 
 
-PENDULUM = single_agent(Box(-1, 1, (3,)), Box(-2, 2, (1,)), 200)
+PART = Dict(a=Discrete(2))
+OBS, TORQUES, NEARLY = Box(-1, 1, (3,)), Box(-2, 2, (1,)), Box(-2.000001, 2, (1,))
+PENDULUM = single_agent(OBS, TORQUES, 200)
 
 
 @pytest.mark.parametrize(
     ("now", "said"),
     [
         (PENDULUM, None),
-        (
-            single_agent(Box(-1, 1, (3,)), Discrete(3), 200),
-            "the action space was Box(-2.0, 2.0, (1,), float32), and is Discrete(3)",
-        ),
-        (
-            single_agent(Box(-1, 1, (3,)), Box(-2.000001, 2, (1,)), 200),
-            "the action space was Box(-2.0, 2.0, (1,), float32), and is Box(-2.000001, 2.0, (1,), float32)",
-        ),
-        (
-            single_agent(Dict(a=Discrete(2)), Box(-2, 2, (1,)), 200),
-            "the observation space was Box(-1.0, 1.0, (3,), float32), and is Dict('a': Discrete(2))",
-        ),
+        (single_agent(OBS, Discrete(3), 200), f"the action space was {TORQUES}, and is Discrete(3)"),
+        (single_agent(OBS, NEARLY, 200), f"the action space was {TORQUES}, and is Box(-2.000001, 2.0, (1,), float32)"),
+        (single_agent(PART, TORQUES, 200), f"the observation space was {OBS}, and is {PART}"),
         (replace(PENDULUM, max_episode_steps=None), "the step limit of episodes was 200 steps, and is none"),
         (replace(PENDULUM, offers=frozenset({"tasks"})), "the list of optional features was nothing, and is tasks"),
         (
@@ -234,5 +221,5 @@ def test_differences_that_the_words_hide():
     a, b = (single_agent(Box(bound, np.ones(2000, np.float32)), Discrete(2), None) for bound in (low, other))
     text = mismatch(a, b)
     assert text is not None
-    assert text.endswith("and is a different one that prints the same")
+    assert text.endswith("and is another that prints the same")
     assert "\n" not in text

@@ -1,7 +1,5 @@
 """Estimates from recorded episodes of a chain that is solved by hand; see ``tests/functional/test_off_policy.py``."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Episodes of an evaluation are cut after ``eval.max_episode_steps``, and a line says so."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -10,10 +8,12 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Box, Discrete
 
+from rlplug.agent import evaluate
 from rlplug.api import Job
 from rlplug.cli import main
 from rlplug.config import compose
 from rlplug.envs.env_list import tell_once
+from rlplug.evaluation.evaluator import shares_of
 from rlplug.run.build import build
 from rlplug.run.launch import train
 
@@ -94,3 +94,19 @@ def test_actors_that_evaluate_cut_too(tmp_path: Path, capfd):
     words += ["hardware.actors.count=1", "hardware.actors.evaluation=1", "hardware.actors.num_cpus=0.5"]
     train(compose([word for word in words if word != "hardware=cpu"]), tmp_path / "run")
     assert capfd.readouterr().err.count(SAID) == 1
+
+
+@pytest.mark.parametrize("vectorization", ["list", "native"])  # columns that are independent, and columns that are not
+def test_two_ranks_play_the_episodes_of_one(tmp_path, vectorization):
+    words = ["algo=ppo", "env=cartpole", f"env.vectorization={vectorization}", "total_steps=1100", "model.hidden=[8]"]
+    train(compose([*words, "eval.episodes=5", "eval.every=0", "hardware=2cpu", "logger=[]"]), tmp_path)
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    alone = evaluate(tmp_path, ["hardware=cpu"])
+    for name in ("eval/return_mean", "eval/return_std", "eval/length_mean"):
+        assert summary[name] == pytest.approx(alone[name], rel=1e-9)
+
+
+def test_every_column_belongs_to_one_share():
+    assert shares_of(7, 3) == [range(3), range(3, 5), range(5, 7)]
+    assert shares_of(100, 2) == [range(16), range(16, 32)]
+    assert shares_of(1, 2) == [range(1), range(0)]

@@ -1,7 +1,5 @@
 """Videos of evaluations: real pictures, of the policy that is evaluated, and nothing else changes."""
 
-from __future__ import annotations
-
 import csv
 import json
 import os

@@ -5,8 +5,7 @@ from rlplug.functional.schedule import due
 
 
 @pytest.mark.parametrize(
-    ("step", "value"),
-    [(0, 1.0), (10, 1.0), (15, 0.75), (20, 0.5), (25, 0.5), (60, 0.2), (90, -0.1), (99, -0.1)],
+    ("step", "value"), [(0, 1.0), (10, 1.0), (15, 0.75), (20, 0.5), (25, 0.5), (60, 0.2), (90, -0.1), (99, -0.1)]
 )
 def test_linear_between_the_points_and_constant_outside(step, value):
     assert piecewise_linear([(10, 1.0), (20, 0.5), (30, 0.5), (90, -0.1)], step) == pytest.approx(value)

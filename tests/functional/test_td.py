@@ -93,11 +93,3 @@ def test_retrace_equals_brute_force_per_episode(stream, gamma, seed):
             else:
                 follow = b["value"][after] + trace[after] * (goal[after] - q[after])
             assert_close(goal[row], b["reward"][row] + gamma * follow, rtol=1e-7, atol=1e-9)
-
-
-def test_retrace_on_policy_with_full_traces_is_monte_carlo():
-    """With E = Q and c = 1 the values between cancel out: the return, to the last row's value."""
-    reward, q = column(1.0, 2.0, 3.0, 0.0), column(5.0, -4.0, 2.0, 10.0)
-    alive, valid = torch.zeros(4, 1, dtype=torch.bool), column(True, True, True, False)
-    goal = retrace(reward, q, q, torch.ones(4, 1), alive, valid, 0.9)
-    assert_close(goal[0], torch.tensor([12.52]))

@@ -2,453 +2,246 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from rlplug import testing
 
 UPDATES = 20
+RECORDED = Path(testing.__file__).parent / "cartpole.npz"
 
-ALWAYS = {
-    "tuned": "none",
-    "seed": 0,
-    "total_steps": 100_000,
-    "hardware": "cpu",
-    "hardware.threads": 1,
-    "hardware.float32_matmul_precision": "highest",
-    "logger": [],
-    "eval.every": 0,
-    "compile": "off",
-    "env.vectorization": "list",
-}
-MODEL = {  # of cases that choose none themselves
-    "model": "mlp",
-    "model.hidden": [32, 32],
-    "model.activation": "tanh",
-    "model.layer_norm": False,
-    "model.init": "orthogonal",
-}
-ON_POLICY = {"buffer": "rollout", "loop": "alternate", "replay_ratio": None, "num_envs": 4}
-PPO = {
-    **ON_POLICY,
-    "algo": "ppo",
-    "rollout_fragment_length": 32,
-    "algo.gamma": 0.99,
-    "algo.lambda_": 0.95,
-    "algo.lr": 3e-4,
-    "algo.sgd_minibatch_size": 64,
-    "algo.num_sgd_iter": 2,
-    "algo.clip_param": 0.2,
-    "algo.vf_loss_coeff": 0.5,
-    "algo.vf_clip_param": 1.0,
-    "algo.vf_share_layers": False,
-    "algo.entropy_coeff": 0.01,
-    "algo.kl_coeff": 0.2,
-    "algo.kl_target": 0.01,
-    "algo.kl_stop": None,
-    "algo.normalize_advantage": True,
-    "algo.grad_clip": 0.5,
-    "algo.grad_clip_by": "global_norm",
-    "algo.initial_log_std": -0.5,
-}
-SAC = {
-    "algo": "sac",
-    "env": "pendulum",
-    "buffer": "replay",
-    "buffer.capacity": 1000,
-    "num_envs": 2,
-    "loop": "alternate",
-    "rollout_fragment_length": 1,
-    "train_batch_size": 32,
-    "replay_ratio": 0.5,
-    "num_steps_sampled_before_learning_starts": 64,
-    "algo.gamma": 0.98,
-    "algo.n_step": 1,
-    "algo.twin_q": True,
-    "algo.tau": 0.05,
-    "algo.target_network_update_freq": 2,
-    "algo.initial_alpha": 0.5,
-    "algo.target_entropy": "auto",
-    "algo.actor_lr": 1e-3,
-    "algo.critic_lr": 1e-3,
-    "algo.alpha_lr": 1e-3,
-    "algo.grad_clip": 10.0,
-    "algo.grad_clip_by": "global_norm",
-}
-DQN = {
-    "algo": "dqn",
-    "env": "cartpole",
-    "buffer": "replay",
-    "buffer.capacity": 1000,
-    "exploration": "[epsilon_greedy]",
-    "exploration.epsilon_greedy.epsilon": 0.2,
-    "exploration.epsilon_greedy.ape_x_alpha": None,
-    "num_envs": 2,
-    "loop": "alternate",
-    "rollout_fragment_length": 4,
-    "train_batch_size": 32,
-    "replay_ratio": 0.25,
-    "num_steps_sampled_before_learning_starts": 64,
-    "algo.gamma": 0.98,
-    "algo.n_step": 1,
-    "algo.double_q": False,
-    "algo.dueling": False,
-    "algo.noisy": False,
-    "algo.sigma0": 0.5,
-    "algo.num_atoms": 1,
-    "algo.v_min": 0.0,
-    "algo.v_max": 50.0,
-    "algo.hiddens": [16],
-    "algo.td_error_loss_fn": "huber",
-    "algo.tau": 1.0,
-    "algo.target_network_update_freq": 5,
-    "algo.lr": 1e-3,
-    "algo.adam_epsilon": 1e-5,
-    "algo.grad_clip": 10.0,
-    "algo.grad_clip_by": "global_norm",
-    "algo.value_rescaling": None,
-    "algo.sequence_length": 8,
-    "algo.burn_in": 4,
-    "algo.stride": 4,
-    "algo.eta": 0.9,
-    "algo.worker_side_prioritization": False,
-    "algo.min_q_weight": 0.0,
-}
-RAINBOW = {
-    **DQN,
-    "buffer": "prioritized",
-    "buffer.alpha": 0.6,
-    "buffer.beta": 0.4,
-    "buffer.epsilon": 1e-6,
-    "buffer.num_shards": None,
-    "algo.n_step": 3,
-    "algo.double_q": True,
-    "algo.dueling": True,
-    "algo.noisy": True,
-    "algo.num_atoms": 21,
-    "algo.tau": 0.5,
-}
-R2D2 = {
-    **RAINBOW,
-    "buffer": "sequence",
-    "model": "lstm",
-    "model.hidden": 16,
-    "model.layer_norm": False,
-    "model.init": "orthogonal",
-    "model.torso.hidden": [16],
-    "model.torso.activation": "tanh",
-    "model.torso.layer_norm": False,
-    "model.torso.init": "orthogonal",
-    "train_batch_size": 8,
-    "algo.noisy": False,
-    "algo.num_atoms": 1,
-    "algo.value_rescaling": 1e-3,
-}
-LSTM = {
-    "model": "lstm",
-    "model.hidden": 16,
-    "model.layer_norm": False,
-    "model.init": "orthogonal",
-    "model.torso.hidden": [16],
-    "model.torso.activation": "tanh",
-    "model.torso.layer_norm": False,
-    "model.torso.init": "orthogonal",
-}
-RECURRENT_SAC = {
-    **SAC,
-    **LSTM,
-    "buffer": "sequence",
-    "buffer.alpha": 0.6,
-    "buffer.beta": 0.4,
-    "buffer.epsilon": 1e-6,
-    "buffer.num_shards": None,
-    "train_batch_size": 8,
-    "algo.n_step": 2,
-    "algo.sequence_length": 8,
-    "algo.burn_in": 4,
-    "algo.stride": 4,
-}
-A2C = {
-    **ON_POLICY,
-    "algo": "a2c",
-    "env": "cartpole",
-    "rollout_fragment_length": 16,
-    "algo.gamma": 0.99,
-    "algo.lambda_": 0.95,
-    "algo.lr": 1e-3,
-    "algo.opt_type": "rmsprop",
-    "algo.epsilon": 1e-5,
-    "algo.decay": 0.99,
-    "algo.vf_loss_coeff": 0.5,
-    "algo.vf_share_layers": False,
-    "algo.entropy_coeff": 0.01,
-    "algo.grad_clip": 0.5,
-    "algo.grad_clip_by": "global_norm",
-    "algo.initial_log_std": 0.0,
-}
-DDPG = {
-    **{key: value for key, value in SAC.items() if not key.startswith("algo.")},
-    "algo": "ddpg",
-    "exploration": "[ornstein_uhlenbeck]",
-    "exploration.ornstein_uhlenbeck.sigma": 0.2,
-    "exploration.ornstein_uhlenbeck.theta": 0.15,
-    "exploration.ornstein_uhlenbeck.ape_x_ratio": None,
-    "algo.worker_side_prioritization": False,
-    "algo.gamma": 0.98,
-    "algo.n_step": 1,
-    "algo.twin_q": False,
-    "algo.policy_delay": 1,
-    "algo.target_noise": 0.0,
-    "algo.noise_clip": 0.5,
-    "algo.tau": 0.05,
-    "algo.target_network_update_freq": 2,
-    "algo.td_error_loss_fn": "huber",
-    "algo.huber_threshold": 0.5,
-    "algo.actor_lr": 1e-3,
-    "algo.critic_lr": 2e-3,
-    "algo.l2_reg": 1e-3,
-    "algo.bc_alpha": None,
-    "algo.grad_clip": 10.0,
-    "algo.grad_clip_by": "global_norm",
-    "algo.sequence_length": 8,
-    "algo.burn_in": 4,
-    "algo.stride": 4,
-}
-TD3 = {
-    **{key: value for key, value in DDPG.items() if not key.startswith("exploration")},
-    "algo": "td3",
-    "exploration": "[gaussian]",
-    "exploration.gaussian.std": 0.1,
-    "exploration.gaussian.ape_x_ratio": None,
-    "buffer": "prioritized",
-    "buffer.alpha": 0.6,
-    "buffer.beta": 0.4,
-    "buffer.epsilon": 1e-6,
-    "buffer.num_shards": None,
-    "algo.n_step": 3,
-    "algo.twin_q": True,
-    "algo.policy_delay": 2,
-    "algo.target_noise": 0.2,
-    "algo.target_network_update_freq": 1,
-    "algo.td_error_loss_fn": "mse",
-    "algo.l2_reg": 0.0,
-}
-APEX = {  # weights that are two rounds old, rounds that are ordered ahead, and a replay in two parts
-    "loop": "async",
-    "loop.shards": 1,
-    "loop.in_flight": 2,
-    "loop.broadcast_interval": 2,
-    "loop.max_weight_sync_delay": None,
-    "loop.max_staleness": None,
-    "num_envs": 4,
-    "rollout_fragment_length": 8,
-    "train_batch_size": 32,
-    "replay_ratio": 0.0625,
-    "num_steps_sampled_before_learning_starts": 64,
-    "buffer": "prioritized",
-    "buffer.capacity": 400,
-    "buffer.alpha": 0.6,
-    "buffer.beta": 0.4,
-    "buffer.epsilon": 1e-6,
-    "buffer.num_shards": 2,
-    "algo.n_step": 3,
-    "algo.worker_side_prioritization": True,
-}
-APEX_DQN = {
-    **RAINBOW,
-    **APEX,
-    "algo": "apex_dqn",
-    "exploration.epsilon_greedy.epsilon": 0.4,
-    "exploration.epsilon_greedy.ape_x_alpha": 7.0,
-    "algo.noisy": False,
-    "algo.num_atoms": 1,
-}
-APEX_DDPG = {
-    **DDPG,
-    **APEX,
-    "algo": "apex_ddpg",
-    "exploration.ornstein_uhlenbeck.sigma": 0.4,
-    "exploration.ornstein_uhlenbeck.ape_x_ratio": 0.01,
-}
-ASYNC = {
-    "loop": "async",
-    "loop.in_flight": 3,
-    "loop.broadcast_interval": 1,
-    "num_envs": 4,
-    "rollout_fragment_length": 16,
-    "train_batch_size": 64,
-    "replay_ratio": None,
-    "algo.gamma": 0.98,
-    "algo.lambda_": 0.9,
-    "algo.vtrace_clip_rho_threshold": 1.0,
-    "algo.vtrace_clip_c_threshold": 1.0,
-    "algo.vtrace_clip_pg_rho_threshold": 1.0,
-    "algo.lr": 3e-3,
-    "algo.vf_loss_coeff": 0.5,
-    "algo.vf_share_layers": False,
-    "algo.entropy_coeff": 0.01,
-    "algo.grad_clip": 10.0,
-    "algo.grad_clip_by": "global_norm",
-    "algo.initial_log_std": -0.5,
-}
-IMPALA = {
-    **ASYNC,
-    "algo": "impala",
-    "buffer": "queue",
-    "buffer.capacity": 16,
-    "buffer.replay_proportion": 0.5,
-    "buffer.replay_capacity": 8,
-    "algo.opt_type": "adam",
-    "algo.epsilon": 1e-5,
-}
-APPO = {
-    **ASYNC,
-    "algo": "appo",
-    "buffer": "circular",
-    "buffer.num_batches": 3,
-    "buffer.num_uses": 2,
-    "algo.vtrace": True,
-    "algo.clip_param": 0.2,
-    "algo.target_worker_clipping": 2.0,
-    "algo.target_network_update_freq": 3,
-    "algo.tau": 1.0,
-    "algo.kl_coeff": 0.2,
-    "algo.kl_target": 0.01,
-    "algo.epsilon": 1e-5,
-    "algo.opt_type": "adam",
-    "algo.decay": 0.99,
-    "algo.momentum": 0.0,
-    "algo.normalize_advantage": True,
-}
-A3C = {
-    **{key: value for key, value in A2C.items() if key not in ON_POLICY},
-    **{key: ASYNC[key] for key in ("loop", "loop.in_flight", "loop.broadcast_interval", "num_envs", "replay_ratio")},
-    "algo": "a3c",
-    "buffer": "queue",
-    "buffer.capacity": 16,
-    "buffer.replay_proportion": 0.0,
-    "buffer.replay_capacity": 8,
-    "train_batch_size": 32,
-    "algo.grad_clip": 10.0,
-}
-BANDIT = {
-    **{key: value for key, value in ON_POLICY.items() if key != "num_envs"},
-    "env": "linear_bandit",
-    "env.num_actions": 4,
-    "env.feature_dim": 3,
-    "env.per_arm": False,
-    "env.reward_noise_std": 0.25,
-    "env.world_seed": 0,
-    "env.max_episode_steps": 10,
-    "model": "linear",
-    "num_envs": 2,
-    "rollout_fragment_length": 4,
-    "algo.disjoint": None,
-    "algo.lambda_": 1.0,
-}
-REINFORCE = {
-    **ON_POLICY,
-    "algo": "reinforce",
-    "env": "cartpole",
-    "rollout_fragment_length": 32,
-    "algo.gamma": 0.99,
-    "algo.lr": 1e-3,
-    "algo.vf_loss_coeff": 0.5,
-    "algo.entropy_coeff": 0.01,
-}
-OFFLINE = {
-    "env": "cartpole",
-    "buffer": "episodes",
-    "buffer.capacity": 2000,
-    "loop": "offline",
-    "loop.stream": False,
-    "num_envs": 1,
-    "data.path": str(Path(testing.__file__).parent / "cartpole.npz"),
-    "data.shuffle": True,
-    "rollout_fragment_length": 100,
-    "train_batch_size": 3,
-    "replay_ratio": None,
-    "algo.lr": 1e-3,
-    "algo.sgd_minibatch_size": 16,
-    "algo.bc_logstd_coeff": 0.0,
-    "algo.grad_clip": 1.0,
-    "algo.grad_clip_by": "global_norm",
-    "algo.initial_log_std": 0.0,
-}
-MARWIL = {
-    **OFFLINE,
-    "algo": "marwil",
-    "algo.gamma": 0.99,
-    "algo.beta": 2.0,
-    "algo.vf_coeff": 0.5,
-    "algo.vf_share_layers": False,
-    "algo.moving_average_sqd_adv_norm_start": 100.0,
-    "algo.moving_average_sqd_adv_norm_update_rate": 0.01,
-}
-CQL = {
-    **{key: value for key, value in SAC.items() if key != "algo.target_network_update_freq"},
-    "algo": "cql",
-    "algo.min_q_weight": 2.0,
-    "algo.temperature": 0.5,
-    "algo.num_actions": 3,
-    "algo.lagrangian_thresh": 0.7,
-    "algo.bc_iters": 8,
-    "algo.deterministic_backup": False,
-}
-WINDOWS = {key: value for key, value in OFFLINE.items() if not key.startswith("algo.")} | {
-    "buffer": "replay",
-    "train_batch_size": 16,
-}
-IQL = {
-    **WINDOWS,
-    "algo": "iql",
-    "algo.gamma": 0.98,
-    "algo.n_step": 2,
-    "algo.tau": 0.05,
-    "algo.expectile": 0.8,
-    "algo.beta": 2.0,
-    "algo.max_weight": 1.2,
-    "algo.actor_lr": 1e-3,
-    "algo.critic_lr": 2e-3,
-    "algo.value_lr": 3e-3,
-    "algo.grad_clip": 10.0,
-    "algo.grad_clip_by": "global_norm",
-    "algo.initial_log_std": 0.0,
-}
-DISCRETE_CQL = {
-    **{key: value for key, value in RAINBOW.items() if key.startswith("algo.")},
-    **WINDOWS,
-    "algo": "discrete_cql",
-    "algo.noisy": False,
-    "algo.num_atoms": 1,
-    "algo.min_q_weight": 0.5,
-}
-TD3_BC = {
-    **{key: value for key, value in TD3.items() if not key.startswith(("buffer", "exploration"))},
-    "algo": "td3_bc",
-    "buffer": "replay",
-    "buffer.capacity": 1000,
-    "preprocess.normalize_obs": True,
-    "algo.bc_alpha": 2.5,
-}
+
+def words(text: str) -> dict[str, str]:
+    """Return the settings of a command line, by their keys."""
+    return dict(word.split("=", 1) for word in text.split())
+
+
+def without(settings: dict[str, str], *prefixes: str) -> dict[str, str]:
+    return {key: value for key, value in settings.items() if not key.startswith(prefixes)}
+
+
+ALWAYS = words(
+    """
+    tuned=none seed=0 total_steps=100000 hardware=cpu hardware.threads=1 hardware.float32_matmul_precision=highest
+    logger=[] eval.every=0 compile=off env.vectorization=list
+    """
+)
+MODEL = words("model=mlp model.hidden=[32,32] model.activation=tanh model.layer_norm=false model.init=orthogonal")
+ON_POLICY = words("buffer=rollout loop=alternate replay_ratio=null num_envs=4")
+PPO = ON_POLICY | words(
+    """
+    algo=ppo rollout_fragment_length=32 algo.gamma=0.99 algo.lambda_=0.95 algo.lr=0.0003
+    algo.sgd_minibatch_size=64 algo.num_sgd_iter=2 algo.clip_param=0.2 algo.vf_loss_coeff=0.5
+    algo.vf_clip_param=1.0 algo.vf_share_layers=false algo.entropy_coeff=0.01 algo.kl_coeff=0.2
+    algo.kl_target=0.01 algo.kl_stop=null algo.normalize_advantage=true algo.grad_clip=0.5
+    algo.grad_clip_by=global_norm algo.initial_log_std=-0.5
+    """
+)
+SAC = words(
+    """
+    algo=sac env=pendulum buffer=replay buffer.capacity=1000 num_envs=2 loop=alternate rollout_fragment_length=1
+    train_batch_size=32 replay_ratio=0.5 num_steps_sampled_before_learning_starts=64 algo.gamma=0.98 algo.n_step=1
+    algo.twin_q=true algo.tau=0.05 algo.target_network_update_freq=2 algo.initial_alpha=0.5
+    algo.target_entropy=auto algo.actor_lr=0.001 algo.critic_lr=0.001 algo.alpha_lr=0.001 algo.grad_clip=10.0
+    algo.grad_clip_by=global_norm
+    """
+)
+DQN = words(
+    """
+    algo=dqn env=cartpole buffer=replay buffer.capacity=1000 exploration=[epsilon_greedy]
+    exploration.epsilon_greedy.epsilon=0.2 exploration.epsilon_greedy.ape_x_alpha=null num_envs=2 loop=alternate
+    rollout_fragment_length=4 train_batch_size=32 replay_ratio=0.25 num_steps_sampled_before_learning_starts=64
+    algo.gamma=0.98 algo.n_step=1 algo.double_q=false algo.dueling=false algo.noisy=false algo.sigma0=0.5
+    algo.num_atoms=1 algo.v_min=0.0 algo.v_max=50.0 algo.hiddens=[16] algo.td_error_loss_fn=huber algo.tau=1.0
+    algo.target_network_update_freq=5 algo.lr=0.001 algo.adam_epsilon=1e-05 algo.grad_clip=10.0
+    algo.grad_clip_by=global_norm algo.value_rescaling=null algo.sequence_length=8 algo.burn_in=4 algo.stride=4
+    algo.eta=0.9 algo.worker_side_prioritization=false algo.min_q_weight=0.0
+    """
+)
+RAINBOW = DQN | words(
+    """
+    buffer=prioritized buffer.alpha=0.6 buffer.beta=0.4 buffer.epsilon=1e-06 buffer.num_shards=null algo.n_step=3
+    algo.double_q=true algo.dueling=true algo.noisy=true algo.num_atoms=21 algo.tau=0.5
+    """
+)
+R2D2 = RAINBOW | words(
+    """
+    buffer=sequence model=lstm model.hidden=16 model.layer_norm=false model.init=orthogonal
+    model.torso.hidden=[16] model.torso.activation=tanh model.torso.layer_norm=false model.torso.init=orthogonal
+    train_batch_size=8 algo.noisy=false algo.num_atoms=1 algo.value_rescaling=0.001
+    """
+)
+LSTM = words(
+    """
+    model=lstm model.hidden=16 model.layer_norm=false model.init=orthogonal model.torso.hidden=[16]
+    model.torso.activation=tanh model.torso.layer_norm=false model.torso.init=orthogonal
+    """
+)
+RECURRENT_SAC = (
+    SAC
+    | LSTM
+    | words(
+        """
+    buffer=sequence buffer.alpha=0.6 buffer.beta=0.4 buffer.epsilon=1e-06 buffer.num_shards=null
+    train_batch_size=8 algo.n_step=2 algo.sequence_length=8 algo.burn_in=4 algo.stride=4
+    """
+    )
+)
+A2C = ON_POLICY | words(
+    """
+    algo=a2c env=cartpole rollout_fragment_length=16 algo.gamma=0.99 algo.lambda_=0.95 algo.lr=0.001
+    algo.opt_type=rmsprop algo.epsilon=1e-05 algo.decay=0.99 algo.vf_loss_coeff=0.5 algo.vf_share_layers=false
+    algo.entropy_coeff=0.01 algo.grad_clip=0.5 algo.grad_clip_by=global_norm algo.initial_log_std=0.0
+    """
+)
+DDPG = without(SAC, "algo.") | words(
+    """
+    algo=ddpg exploration=[ornstein_uhlenbeck] exploration.ornstein_uhlenbeck.sigma=0.2
+    exploration.ornstein_uhlenbeck.theta=0.15 exploration.ornstein_uhlenbeck.ape_x_ratio=null
+    algo.worker_side_prioritization=false algo.gamma=0.98 algo.n_step=1 algo.twin_q=false algo.policy_delay=1
+    algo.target_noise=0.0 algo.noise_clip=0.5 algo.tau=0.05 algo.target_network_update_freq=2
+    algo.td_error_loss_fn=huber algo.huber_threshold=0.5 algo.actor_lr=0.001 algo.critic_lr=0.002
+    algo.l2_reg=0.001 algo.bc_alpha=null algo.grad_clip=10.0 algo.grad_clip_by=global_norm algo.sequence_length=8
+    algo.burn_in=4 algo.stride=4
+    """
+)
+TD3 = without(DDPG, "exploration") | words(
+    """
+    algo=td3 exploration=[gaussian] exploration.gaussian.std=0.1 exploration.gaussian.ape_x_ratio=null
+    buffer=prioritized buffer.alpha=0.6 buffer.beta=0.4 buffer.epsilon=1e-06 buffer.num_shards=null algo.n_step=3
+    algo.twin_q=true algo.policy_delay=2 algo.target_noise=0.2 algo.target_network_update_freq=1
+    algo.td_error_loss_fn=mse algo.l2_reg=0.0
+    """
+)
+APEX = words(
+    """
+    loop=async loop.shards=1 loop.in_flight=2 loop.broadcast_interval=2 loop.max_weight_sync_delay=null
+    loop.max_staleness=null num_envs=4 rollout_fragment_length=8 train_batch_size=32 replay_ratio=0.0625
+    num_steps_sampled_before_learning_starts=64 buffer=prioritized buffer.capacity=400 buffer.alpha=0.6
+    buffer.beta=0.4 buffer.epsilon=1e-06 buffer.num_shards=2 algo.n_step=3 algo.worker_side_prioritization=true
+    """
+)
+APEX_DQN = (
+    RAINBOW
+    | APEX
+    | words(
+        """
+    algo=apex_dqn exploration.epsilon_greedy.epsilon=0.4 exploration.epsilon_greedy.ape_x_alpha=7.0
+    algo.noisy=false algo.num_atoms=1
+    """
+    )
+)
+APEX_DDPG = (
+    DDPG
+    | APEX
+    | words(
+        """
+    algo=apex_ddpg exploration.ornstein_uhlenbeck.sigma=0.4 exploration.ornstein_uhlenbeck.ape_x_ratio=0.01
+    """
+    )
+)
+ASYNC = words(
+    """
+    loop=async loop.in_flight=3 loop.broadcast_interval=1 num_envs=4 rollout_fragment_length=16
+    train_batch_size=64 replay_ratio=null algo.gamma=0.98 algo.lambda_=0.9 algo.vtrace_clip_rho_threshold=1.0
+    algo.vtrace_clip_c_threshold=1.0 algo.vtrace_clip_pg_rho_threshold=1.0 algo.lr=0.003 algo.vf_loss_coeff=0.5
+    algo.vf_share_layers=false algo.entropy_coeff=0.01 algo.grad_clip=10.0 algo.grad_clip_by=global_norm
+    algo.initial_log_std=-0.5
+    """
+)
+IMPALA = ASYNC | words(
+    """
+    algo=impala buffer=queue buffer.capacity=16 buffer.replay_proportion=0.5 buffer.replay_capacity=8
+    algo.opt_type=adam algo.epsilon=1e-05
+    """
+)
+APPO = ASYNC | words(
+    """
+    algo=appo buffer=circular buffer.num_batches=3 buffer.num_uses=2 algo.vtrace=true algo.clip_param=0.2
+    algo.target_worker_clipping=2.0 algo.target_network_update_freq=3 algo.tau=1.0 algo.kl_coeff=0.2
+    algo.kl_target=0.01 algo.epsilon=1e-05 algo.opt_type=adam algo.decay=0.99 algo.momentum=0.0
+    algo.normalize_advantage=true
+    """
+)
+A3C = without(A2C, *ON_POLICY) | words(
+    """
+    loop=async loop.in_flight=3 loop.broadcast_interval=1 num_envs=4 replay_ratio=null algo=a3c buffer=queue
+    buffer.capacity=16 buffer.replay_proportion=0.0 buffer.replay_capacity=8 train_batch_size=32
+    algo.grad_clip=10.0
+    """
+)
+BANDIT = ON_POLICY | words(
+    """
+    env=linear_bandit env.num_actions=4 env.feature_dim=3 env.per_arm=false env.reward_noise_std=0.25
+    env.world_seed=0 env.max_episode_steps=10 model=linear num_envs=2 rollout_fragment_length=4 algo.disjoint=null
+    algo.lambda_=1.0
+    """
+)
+REINFORCE = ON_POLICY | words(
+    """
+    algo=reinforce env=cartpole rollout_fragment_length=32 algo.gamma=0.99 algo.lr=0.001 algo.vf_loss_coeff=0.5
+    algo.entropy_coeff=0.01
+    """
+)
+OFFLINE = words(
+    f"""
+    env=cartpole buffer=episodes buffer.capacity=2000 loop=offline loop.stream=false num_envs=1
+    data.path={RECORDED} data.shuffle=true rollout_fragment_length=100 train_batch_size=3 replay_ratio=null
+    algo.lr=0.001 algo.sgd_minibatch_size=16 algo.bc_logstd_coeff=0.0 algo.grad_clip=1.0
+    algo.grad_clip_by=global_norm algo.initial_log_std=0.0
+    """
+)
+MARWIL = OFFLINE | words(
+    """
+    algo=marwil algo.gamma=0.99 algo.beta=2.0 algo.vf_coeff=0.5 algo.vf_share_layers=false
+    algo.moving_average_sqd_adv_norm_start=100.0 algo.moving_average_sqd_adv_norm_update_rate=0.01
+    """
+)
+CQL = without(SAC, "algo.target_network_update_freq") | words(
+    """
+    algo=cql algo.min_q_weight=2.0 algo.temperature=0.5 algo.num_actions=3 algo.lagrangian_thresh=0.7
+    algo.bc_iters=8 algo.deterministic_backup=false
+    """
+)
+WINDOWS = without(OFFLINE, "algo.") | words("buffer=replay train_batch_size=16")
+IQL = WINDOWS | words(
+    """
+    algo=iql algo.gamma=0.98 algo.n_step=2 algo.tau=0.05 algo.expectile=0.8 algo.beta=2.0 algo.max_weight=1.2
+    algo.actor_lr=0.001 algo.critic_lr=0.002 algo.value_lr=0.003 algo.grad_clip=10.0 algo.grad_clip_by=global_norm
+    algo.initial_log_std=0.0
+    """
+)
+DISCRETE_CQL = (
+    {key: value for key, value in RAINBOW.items() if key.startswith("algo.")}
+    | WINDOWS
+    | words(
+        """
+    algo=discrete_cql algo.noisy=false algo.num_atoms=1 algo.min_q_weight=0.5
+    """
+    )
+)
+TD3_BC = without(TD3, "buffer", "exploration") | words(
+    """
+    algo=td3_bc buffer=replay buffer.capacity=1000 preprocess.normalize_obs=true algo.bc_alpha=2.5
+    """
+)
 
 CASES = {
-    "ppo_cartpole": {**PPO, "env": "cartpole"},
-    "ppo_pendulum": {**PPO, "env": "pendulum", "algo.kl_coeff": 0.0, "algo.vf_clip_param": None},
+    "ppo_cartpole": PPO | words("env=cartpole"),
+    "ppo_pendulum": PPO | words("env=pendulum algo.kl_coeff=0.0 algo.vf_clip_param=null"),
     "sac_pendulum": SAC,
-    "sac_pendulum_n_step": {**SAC, "algo.n_step": 3, "algo.twin_q": False, "algo.target_network_update_freq": 1},
-    "ppo_cartpole_recurrent": {**PPO, **LSTM, "env": "cartpole", "algo.max_seq_len": 8},
-    "sac_cartpole": {**SAC, "env": "cartpole", "algo.target_entropy_fraction": 0.5},
+    "sac_pendulum_n_step": SAC | words("algo.n_step=3 algo.twin_q=false algo.target_network_update_freq=1"),
+    "ppo_cartpole_recurrent": PPO | LSTM | words("env=cartpole algo.max_seq_len=8"),
+    "sac_cartpole": SAC | words("env=cartpole algo.target_entropy_fraction=0.5"),
     "sac_pendulum_recurrent": RECURRENT_SAC,
     "ddpg_pendulum": DDPG,
     "td3_pendulum": TD3,
-    "td3_pendulum_recurrent": {**TD3, **LSTM, "buffer": "sequence", "train_batch_size": 8},
+    "td3_pendulum_recurrent": TD3 | LSTM | words("buffer=sequence train_batch_size=8"),
     "a2c_cartpole": A2C,
-    "a2c_cartpole_recurrent": {**A2C, **LSTM, "algo.opt_type": "adam"},
+    "a2c_cartpole_recurrent": A2C | LSTM | words("algo.opt_type=adam"),
     "apex_dqn_cartpole": APEX_DQN,
     "apex_ddpg_pendulum": APEX_DDPG,
     "a3c_cartpole": A3C,
-    "bc_cartpole": {**OFFLINE, "algo": "bc"},
+    "bc_cartpole": OFFLINE | words("algo=bc"),
     "marwil_cartpole": MARWIL,
     "cql_pendulum": CQL,
     "discrete_cql_cartpole": DISCRETE_CQL,
@@ -457,38 +250,20 @@ CASES = {
     "dqn_cartpole": DQN,
     "dqn_cartpole_rainbow": RAINBOW,
     "dqn_cartpole_recurrent": R2D2,
-    "impala_cartpole": {**IMPALA, "env": "cartpole"},
-    "impala_pendulum": {
-        **IMPALA,
-        "env": "pendulum",
-        "algo.opt_type": "rmsprop",
-        "algo.decay": 0.99,
-        "algo.momentum": 0.0,
-        "algo.epsilon": 0.1,
-    },
-    "impala_cartpole_recurrent": {**IMPALA, **LSTM, "env": "cartpole"},
-    "appo_cartpole": {**APPO, "env": "cartpole"},
-    "appo_pendulum": {**APPO, "env": "pendulum", "algo.vtrace": False, "algo.kl_coeff": 0.0},
-    "appo_cartpole_recurrent": {**APPO, **LSTM, "env": "cartpole", "algo.max_seq_len": 8},
-    "linucb_linear_bandit": {**BANDIT, "algo": "linucb", "algo.alpha": 0.5},
-    "lints_linear_bandit": {**BANDIT, "algo": "lints", "algo.v": 0.25, "env.per_arm": True},
-    "lingreedy_linear_bandit": {
-        **BANDIT,
-        "algo": "lingreedy",
-        "exploration": "[epsilon_greedy]",
-        "exploration.epsilon_greedy.epsilon": 0.2,
-        "exploration.epsilon_greedy.ape_x_alpha": None,
-    },
+    "impala_cartpole": IMPALA | words("env=cartpole"),
+    "impala_pendulum": IMPALA
+    | words("env=pendulum algo.opt_type=rmsprop algo.decay=0.99 algo.momentum=0.0 algo.epsilon=0.1"),
+    "impala_cartpole_recurrent": IMPALA | LSTM | words("env=cartpole"),
+    "appo_cartpole": APPO | words("env=cartpole"),
+    "appo_pendulum": APPO | words("env=pendulum algo.vtrace=false algo.kl_coeff=0.0"),
+    "appo_cartpole_recurrent": APPO | LSTM | words("env=cartpole algo.max_seq_len=8"),
+    "linucb_linear_bandit": BANDIT | words("algo=linucb algo.alpha=0.5"),
+    "lints_linear_bandit": BANDIT | words("algo=lints algo.v=0.25 env.per_arm=true"),
+    "lingreedy_linear_bandit": BANDIT
+    | words("algo=lingreedy exploration=[epsilon_greedy] exploration.epsilon_greedy.epsilon=0.2")
+    | words("exploration.epsilon_greedy.ape_x_alpha=null"),
     "reinforce_cartpole": REINFORCE,
-    "dqn_bitflip_her": {
-        **DQN,
-        "env": "bitflip",
-        "env.size": 4,
-        "buffer": "her",
-        "buffer.strategy": "future",
-        "buffer.k": 4,
-        "algo.n_step": 2,
-    },
+    "dqn_bitflip_her": DQN | words("env=bitflip env.size=4 buffer=her buffer.strategy=future buffer.k=4 algo.n_step=2"),
 }
 
 
@@ -497,4 +272,4 @@ def overrides(case: str) -> list[str]:
     settings = {**ALWAYS, **({} if "model" in CASES[case] else MODEL), **CASES[case]}
     if CASES[case]["env"] in ("linear_bandit", "bitflip"):  # vectors by themselves
         del settings["env.vectorization"]
-    return [f"{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in settings.items()]
+    return [f"{key}={value}" for key, value in settings.items()]

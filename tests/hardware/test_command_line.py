@@ -57,13 +57,6 @@ def disturb(run: Path, words: tuple[str, ...], do: Callable[[subprocess.Popen[st
     return program.returncode, printed
 
 
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    run = tmp_path_factory.mktemp("runs") / "whole"
-    subprocess.run([sys.executable, "-m", "rlplug", *PPO, f"hydra.run.dir={run}"], check=True)
-    return run
-
-
 def require_equal(one: Path, other: Path) -> None:
     compared = compare_runs(one, other)
     assert {"rank0", "rank1"} <= compared.keys()

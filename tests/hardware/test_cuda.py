@@ -25,13 +25,8 @@ from tests.compiler.test_recordings import Function, equal
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
 OFF_POLICY = ("tuned=none", "train_batch_size=32", "num_steps_sampled_before_learning_starts=64", "num_envs=2")
 ROLLOUTS = ("tuned=none", "num_envs=4", "rollout_fragment_length=32")
-ON_DEVICE = (
-    "env=cartpole_torch",
-    "tuned=none",
-    "num_envs=64",
-    "rollout_fragment_length=16",
-    "algo.sgd_minibatch_size=256",
-)
+ON_DEVICE = ("env=cartpole_torch", "tuned=none", "num_envs=64", "rollout_fragment_length=16")
+ON_DEVICE += ("algo.sgd_minibatch_size=256",)
 RUNS = {
     "sac": ("algo=sac", "env=pendulum", *OFF_POLICY),
     "sac on device": ("algo=sac", "env=pendulum", "buffer.device=learner", *OFF_POLICY),
@@ -151,11 +146,7 @@ def test_capture_is_refused_between_two_recordings_of_one_pool():
 KILLED = {
     "sac": ("algo=sac", "env=pendulum", "total_steps=4000", "checkpoint.every=500", "tuned=none"),
     "ppo on device": (
-        "algo=ppo",
-        "env=cartpole_torch",
-        "num_envs=256",
-        "total_steps=400_000",
-        "checkpoint.every=50_000",
+        *("algo=ppo", "env=cartpole_torch", "num_envs=256", "total_steps=400_000", "checkpoint.every=50_000"),
     ),
 }
 

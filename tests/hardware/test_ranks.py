@@ -21,18 +21,9 @@ SAC = (
     "num_steps_sampled_before_learning_starts=80",
 )
 PPO = (
-    *(
-        "algo=ppo",
-        "env=cartpole",
-        "env.vectorization=list",
-        "model.hidden=[32]",
-        "rollout_fragment_length=32",
-        "algo.num_sgd_iter=2",
-        "algo.sgd_minibatch_size=16",
-        "algo.max_seq_len=8",
-    ),
+    *("algo=ppo", "env=cartpole", "env.vectorization=list", "model.hidden=[32]", "rollout_fragment_length=32"),
+    *("algo.num_sgd_iter=2", "algo.sgd_minibatch_size=16", "algo.max_seq_len=8"),
 )
-
 RND = ("exploration=[rnd]", "exploration.rnd.update_proportion=0.5")
 
 
@@ -75,17 +66,7 @@ def play(fabric, raw, updates):
         ((*PPO, "num_envs=3", *RND, "exploration.rnd.sgd_minibatch_size=2"), 2, 2),
         pytest.param((*PPO, "num_envs=1", "model=lstm", "model.hidden=8"), 2, 4, marks=pytest.mark.slow),
     ],
-    ids=[
-        "sac",
-        "sac-4",
-        "sac-prioritized",
-        "sac-n-step",
-        "sac-parameter-noise",
-        "ppo-icm",
-        "ppo-rnd",
-        "ppo-rnd-minibatches",
-        "ppo-lstm-4",
-    ],
+    ids=["sac", "sac-4", "prioritized", "n-step", "parameter-noise", "icm", "ppo-rnd", "rnd-minibatches", "lstm-4"],
 )
 def test_one_environment_feeds_all_ranks(words: tuple[str, ...], updates: int, n: int):
     """Where environments do not divide by the ranks, the first rank collects for all."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import psutil
@@ -23,13 +22,6 @@ ON_RAY = (*PPO, "hardware=ray", "hardware.devices=2")
 def ranks(program: subprocess.Popen[str]) -> list[psutil.Process]:
     mine = psutil.Process(program.pid).children(recursive=True)
     return [p for p in mine if p.cmdline() and p.cmdline()[0].startswith("ray::rank ")]
-
-
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    run = tmp_path_factory.mktemp("runs") / "whole"
-    subprocess.run([sys.executable, "-m", "rlplug", *PPO, f"hydra.run.dir={run}"], check=True)
-    return run
 
 
 @pytest.mark.slow

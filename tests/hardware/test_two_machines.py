@@ -83,13 +83,6 @@ def machines() -> Iterator[list[Machine]]:
         yield both
 
 
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    run = tmp_path_factory.mktemp("runs") / "whole"
-    subprocess.run([sys.executable, "-m", "rlplug", *PPO, f"hydra.run.dir={run}"], check=True)
-    return run
-
-
 def wait_for_checkpoint(run: Path, programs: list[subprocess.Popen[str]]) -> None:
     """Wait for the first checkpoint."""
     while not list(run.glob("checkpoints/step_*[0-9]")):

@@ -1,7 +1,5 @@
 """A run as loggers see it, and the door through which they come in."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path

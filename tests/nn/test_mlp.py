@@ -1,5 +1,3 @@
-import copy
-import pickle
 from itertools import pairwise
 
 import pytest
@@ -111,10 +109,3 @@ def test_layer_norm_scales_every_member_by_itself():
     x = torch.randn(2, 5, 4)
     plain = nn.functional.layer_norm(x, (4,))
     assert_close(norm(x), torch.stack([plain[0], 3.0 * plain[1] + 1.0]))
-
-
-@pytest.mark.parametrize("ensemble_size", [1, 2])
-def test_pickle_and_copy(ensemble_size):
-    mlp, x = MLP(3, [4], "gelu", layer_norm=True, ensemble_size=ensemble_size), torch.randn(5, 3)
-    assert_close(pickle.loads(pickle.dumps(mlp))(x), mlp(x))
-    assert_close(copy.deepcopy(mlp)(x), mlp(x))

@@ -8,7 +8,7 @@ from gymnasium import spaces
 from torch import nn
 from torch.testing import assert_close
 
-from rlplug.nn import Ensemble, Linear
+from rlplug.nn import Ensemble
 from rlplug.plugins.model.mlp import MLP
 from rlplug.testing.configs import config
 from rlplug.testing.context import box, context
@@ -27,28 +27,6 @@ def test_sizes_come_from_yaml_and_space(option, sizes):
     assert [tuple(layer.weight.shape) for layer in model.net.layers] == [(sizes[0], 5), (sizes[1], sizes[0])]
     assert model.out_dim == sizes[-1]
     assert model.net.activation == {"mlp": "tanh", "mlp256": "relu"}[option]
-
-
-@pytest.mark.parametrize("lead", [(7,), (4, 7)])
-@pytest.mark.parametrize("ensemble_size", [1, 2])
-def test_features_of_a_tree(lead, ensemble_size):
-    model = build(ensemble_size=ensemble_size, hidden=[8, 6])
-    x = {"obs": torch.randn(*lead, 3), "action": torch.randn(*lead, 2)}
-    features, carry = model(x, model.initial_carry(7), torch.zeros(lead, dtype=torch.bool))
-    assert features.shape == (*((2,) if ensemble_size > 1 else ()), *lead, 6)
-    assert carry == {}
-    keys = list(OBS_AND_ACTION.spaces)
-    assert_close(features, model.net(torch.cat([x[key] for key in keys], -1)))
-
-
-def test_a_context_builds_copies_in_one_module():
-    torch.manual_seed(0)
-    model = context().build("model", box(3), ensemble_size=3)
-    assert isinstance(model, MLP)
-    features, _ = model(torch.randn(5, 3), {}, None)
-    assert features.shape == (3, 5, 64)
-    assert features[0].ne(features[1]).any()
-    assert Linear(model.out_dim, 1, ensemble_size=3)(features).shape == (3, 5, 1)
 
 
 def test_outside_of_any_component_it_is_refused():
@@ -91,14 +69,6 @@ def test_an_ensemble_of_models_equals_its_members():
         assert_close(features, torch.stack([member for member, _ in out]))
     assert [tuple(state["h"].shape) for state in carry.values()] == [(5, 4)] * 3
     assert len(list(ensemble.parameters())) == 3 * len(list(singles[0].parameters()))
-
-
-def test_an_ensemble_of_models_without_carry_has_none():
-    ensemble = Ensemble([build(hidden=[4], space=box(2)) for _ in range(2)])
-    assert ensemble.initial_carry(5) == {}
-    features, carry = ensemble(torch.randn(5, 2), {}, None)
-    assert features.shape == (2, 5, 4)
-    assert carry == {}
 
 
 @pytest.mark.parametrize("lead", [(7,), (4, 7)])

@@ -22,7 +22,6 @@ from rlplug.plugins.exploration.noise import Gaussian, OrnsteinUhlenbeck
 from rlplug.registry import hookimpl
 from rlplug.run.launch import train
 from rlplug.run.measure import least_exploring
-from rlplug.testing.checks.resume import check_resumes
 from rlplug.testing.checks.runs import Case, play
 from tests.plugins.acting import T, segment
 
@@ -195,13 +194,3 @@ def test_their_returns_are_logged(tmp_path):
         rows = [row for row in csv.DictReader(file) if row["episode/return"]]
     all_of_them, least = (float(rows[-1][f"episode/return{end}"]) for end in ("", "_least_exploring"))
     assert least < 12 < all_of_them
-
-
-# ---- in one process it is exact --------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", RUNS)
-def test_it_resumes_bit_for_bit(name):
-    """With weights that are older than the learner's, rollouts that are played ahead, and a replay in two parts."""
-    env, words = RUNS[name]
-    check_resumes(Case(name, env, (*words, "loop.in_flight=3", "buffer.num_shards=2")), updates=6)

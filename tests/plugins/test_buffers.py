@@ -27,18 +27,14 @@ from rlplug.testing.context import context, spec
 from rlplug.types import ConfigError, RunError
 from tests.checkpointing.test_format import snapshot
 
+WINDOWS = Needs(data="windows", off_policy=True, keys=("obs", "action"))
 
-def make(name, needs=None, columns=2, batch=64, of=None, rows=1, **changes):
-    ctx = context(
-        of,
-        needs=needs or Needs(data="windows", off_policy=True, keys=("obs", "action")),
-        num_envs=columns,
-        rollout_length=rows,
-        batch_size=batch,
-    )
-    return choose(
-        "buffer", "buffer", default_node("buffer", name) | ({"capacity": 200} if name != "rollout" else {}) | changes
-    ).build(ctx)
+
+def make(name, needs=WINDOWS, columns=2, batch=64, of=None, rows=1, shards=1, **changes):
+    run = {"num_envs": columns, "rollout_length": rows, "batch_size": batch, "num_shards": shards}
+    node = default_node("buffer", name)
+    node |= {"capacity": 200} if "capacity" in node and needs.data == "windows" else {}
+    return choose("buffer", "buffer", node | changes).build(context(of, needs=needs, **run))
 
 
 def segment(start, length=1, columns=2, valid=None, **more):
@@ -77,12 +73,6 @@ def test_draws_follow_the_priorities_one_of_each_stratum():
     counts = torch.stack([(drawn == i).sum(1) for i in range(4)], 1)
     assert ((counts.float() - 64 * torch.tensor([0.1, 0.2, 0.3, 0.4])).abs() < 2).all()
     torch.testing.assert_close(counts.float().mean(0) / 64, torch.tensor([0.1, 0.2, 0.3, 0.4]), atol=0.004, rtol=0)
-
-
-def test_alpha_zero_is_uniform():
-    sample = four(alpha=0.0).sample()
-    assert sample["index"].bincount().tolist() == [16] * 4
-    torch.testing.assert_close(sample["weight"], torch.ones(64))
 
 
 def test_new_rows_have_the_largest_priority_so_far_even_where_it_is_gone():
@@ -138,15 +128,18 @@ def test_a_priority_that_is_no_number_stops_the_run():
         four().feedback(torch.tensor([1]), {"priority": torch.tensor([torch.nan])})
 
 
-@pytest.mark.parametrize(("name", "key"), [("prioritized", "carry"), ("replay", "carry"), ("sequence", "td_error")])
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [
+        *(("prioritized", "carry"), ("replay", "carry"), ("sequence", "td_error"), ("rollout", "priority")),
+        *(("queue", "priority"), ("circular", "priority"), ("episodes", "carry")),
+    ],
+)
 def test_feedback_that_a_buffer_does_not_keep_is_refused(name, key):
+    windows = name in ("prioritized", "replay", "sequence")
+    buffer = recurrent(name) if windows else make(name, Needs(data="episodes" if name == "episodes" else "segments"))
     with pytest.raises(RunError, match=rf"'{key}' was fed back to the buffer {name}, which does not keep it"):
-        recurrent(name).feedback(torch.tensor([0]), {key: torch.ones(1)})
-
-
-def test_nothing_is_fed_back_to_a_rollout():
-    with pytest.raises(RunError, match=r"'priority' was fed back to the buffer rollout.*it accepts no feedback"):
-        make("rollout").feedback(torch.tensor([0]), {"priority": torch.ones(1)})
+        buffer.feedback(torch.tensor([0]), {key: torch.ones(1)})
 
 
 def test_the_first_priority_is_that_of_the_row_where_a_window_begins():
@@ -471,8 +464,7 @@ STREAMS = {
 }
 
 
-@pytest.mark.parametrize("compress", [None, "lz4"])
-@pytest.mark.parametrize("length", [1, 5])
+@pytest.mark.parametrize(("length", "compress"), [(1, None), (5, "lz4")])
 @pytest.mark.parametrize("stream", STREAMS)
 def test_stacks_come_back_as_they_were(stream, length, compress):
     obs, first, valid = STREAMS[stream]()
@@ -521,9 +513,7 @@ def test_observations_that_are_no_stacks_are_refused(where):
     plain = make("replay", columns=1, of=images(), deduplicate=False)
     plain.add(segment(0, 2, 1, obs=noise, is_first=first))
     sample = plain.sample()
-    assert torch.equal(
-        sample["obs"], noise[sample["action"][..., 0][..., None]] if False else noise[sample["action"], 0]
-    )
+    assert torch.equal(sample["obs"], noise[sample["action"], 0])
 
 
 def test_a_stream_that_begins_within_an_episode_is_drawn_from_once_its_frames_are_there():

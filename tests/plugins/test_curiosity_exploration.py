@@ -18,8 +18,8 @@ from rlplug.plugins.exploration.icm import ICM
 from rlplug.plugins.exploration.rnd import RND
 from rlplug.testing.checks.runs import Watching
 from rlplug.testing.rank_pool import ranks
-from rlplug.trainer.learner import RankLearner
 from rlplug.types import ConfigError
+from tests.plugins.acting import learner_of
 
 T, B = 5, 6
 ACTIONS: dict[str, Any] = {
@@ -47,11 +47,6 @@ def sample(extra: Any, seed: int = 1) -> dict[str, Any]:
     batch["valid"] = torch.ones(T + 1, B, dtype=torch.bool)
     batch["valid"][2, 0] = batch["valid"][4, 1] = False
     return batch
-
-
-def learner_of(extra: Any, cls: Any = RankLearner) -> Any:
-    ctx = getattr(extra, "ctx", None) or testing.context(num_envs=B)
-    return cls(fabric=one_rank(), ctx=ctx, algorithm=extra, buffer=None)
 
 
 def by_hand(eta: float = 0.05, beta: float = 0.2) -> tuple[ICM, dict[str, torch.Tensor]]:
@@ -100,7 +95,7 @@ def test_the_reward_is_of_where_a_transition_leads(cls):
     assert changed == ([[2, 4], [3, 4]] if cls is ICM else [[2, 4]])
 
 
-@pytest.mark.parametrize("kind", ACTIONS)
+@pytest.mark.parametrize("kind", ["multi_discrete", "box"])
 def test_icm_learns_which_action_was_taken(kind):
     """Actions move the observation; after training the inverse model knows them, and the forward model the outcome."""
     space = testing.spec(3, ACTIONS[kind]).single_agent.action
@@ -143,24 +138,11 @@ def test_bounded_actions_are_predicted_as_they_were_executed():
 
 
 @pytest.mark.parametrize("cls", [ICM, RND])
-def test_training_makes_a_place_less_rewarding_than_an_unseen_one(cls):
-    extra = make(cls, lr=1e-3)
-    seen, unseen, learner = sample(extra), sample(extra, seed=2), learner_of(extra)
-    unseen["obs"] += 2.0
-    extra.observe(Segment(seen), learner)
-    before = extra.intrinsic_reward(seen).sum()
-    for _ in range(200):
-        extra.update(seen, learner)
-    assert extra.intrinsic_reward(seen).sum() < 0.2 * before
-    assert extra.intrinsic_reward(seen).sum() < 0.2 * extra.intrinsic_reward(unseen).sum()
-
-
-@pytest.mark.parametrize("cls", [ICM, RND])
 def test_minibatches_take_every_transition_once_an_epoch(cls):
     changes = {"num_sgd_iter": 2, "sgd_minibatch_size": 7} | ({"update_proportion": 1.0} if cls is RND else {})
     extra = make(cls, **changes)
     batch, seen = sample(extra) | {"weight": torch.arange(B) + 1.0}, []
-    learner = learner_of(extra, Watching)
+    learner = learner_of(extra, cls=Watching)
     learner.look = lambda learner, who, part, parts: seen.append(part)
     extra.update(batch, learner)
     assert len(seen) == 2 * 4
@@ -174,16 +156,6 @@ def test_minibatches_take_every_transition_once_an_epoch(cls):
     for t, i in batch["valid"][:-1].nonzero().tolist():
         found, weight = pairs[tuple(batch["obs"][t, i].tolist())]
         assert_close((found, weight), (batch["obs"][t + 1, i], torch.tensor(i + 1.0)))
-
-
-@pytest.mark.parametrize("cls", [ICM, RND])
-def test_epochs_over_the_whole_sample_equal_one_large_minibatch(cls):
-    states = []
-    for size in (None, 1000):
-        extra = make(cls, sgd_minibatch_size=size, num_sgd_iter=3, **({"update_proportion": 1.0} if cls is RND else {}))
-        extra.update(sample(extra) | {"weight": torch.linspace(0.1, 1.0, B)}, learner_of(extra))
-        states.append(extra.state_dict())
-    assert_close(states[0], states[1], rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.parametrize("cls", [ICM, RND])
@@ -204,29 +176,6 @@ def test_recurrent_features_are_refused(name):
     chosen = compose(["algo=ppo", f"exploration=[{name}]", f"model@exploration.{name}.feature=lstm"])
     with pytest.raises(ConfigError, match=rf"exploration\.{name}\.feature: LSTM is recurrent"):
         chosen.exploration[name].build(testing.context(num_envs=B))
-
-
-@pytest.mark.parametrize("cls", [ICM, RND])
-@pytest.mark.parametrize(
-    "obs",
-    [spaces.Discrete(7), spaces.Dict({"a": testing.box(2), "b": spaces.Dict({"c": spaces.Discrete(3)})})],
-    ids=["discrete", "dict"],
-)
-def test_observations_of_other_spaces(cls, obs):
-    extra = make(cls, obs=obs)
-    obs.seed(0)
-
-    def leaf(space: Any) -> Any:
-        if isinstance(space, spaces.Dict):
-            return {key: leaf(part) for key, part in space.items()}
-        return torch.tensor([[space.sample().tolist() for _ in range(B)] for _ in range(T + 1)])
-
-    batch = sample(extra) | {"obs": leaf(obs)}
-    extra.observe(Segment(batch), learner_of(extra))
-    reward = extra.intrinsic_reward(batch)
-    assert ((reward > 0) == torch.cat((batch["valid"][:-1], torch.zeros(1, B, dtype=torch.bool)))).all()
-    losses = extra.update(batch, learner_of(extra))
-    assert all(term > 0 for term in losses.terms.values())
 
 
 # ---- RND's statistics ------------------------------------------------------------------------------------------------
@@ -283,7 +232,7 @@ def test_rnd_trains_the_predictor_alone_on_a_share_of_the_rows():
 
 def merged(fabric: Any, columns: slice | None) -> dict[str, torch.Tensor]:
     rnd = make(RND)
-    learner = RankLearner(fabric=fabric, ctx=rnd.ctx, algorithm=rnd, buffer=None)  # type: ignore[arg-type]
+    learner = learner_of(rnd, fabric)
     for seed in (1, 2):
         mine = slice(None)
         if fabric.world_size == 2:

@@ -5,75 +5,22 @@ from __future__ import annotations
 import copy
 import math
 
-import numpy as np
 import pytest
 import torch
-from gymnasium import spaces
 
 from rlplug import testing, tree
 from rlplug.config import default_node
-from rlplug.distributed.fabric import one_rank
 from rlplug.plugins.algo.ddpg import DDPG
-from rlplug.trainer.learner import RankLearner
-from rlplug.types import ConfigError
+from tests.plugins import acting
+from tests.plugins.acting import learner_of
+from tests.plugins.acting import windows as sample
 
 SPEC = testing.spec(3, testing.box(2))
-IMAGE = spaces.Box(0, 255, (3, 12, 12), np.uint8)
-KINDS = {
-    "vector": (SPEC, []),
-    "image": (testing.spec(IMAGE, testing.box(2)), ["model=cnn", "model.filters=[[4, 3, 2]]", "model.hidden=[8]"]),
-    "dict": (
-        testing.spec(spaces.Dict({"a": IMAGE, "b": testing.box(2)}), testing.box(2)),
-        ["model=multi_input", "model.image.filters=[[4, 3, 2]]", "model.image.hidden=[8]"],
-    ),
-    "matrix of actions": (testing.spec(3, spaces.Box(-1.0, 1.0, (2, 2))), []),
-    "number as action": (testing.spec(3, spaces.Box(-1.0, 1.0, ())), []),
-    "lstm": (SPEC, ["model=lstm"]),
-    "memory of the policy alone": (SPEC, ["model=gru", "model@critic_model=mlp"]),
-}
 PARTS = ("critic", "actor")
 
 
 def make(name: str = "td3", spec=SPEC, overrides=(), **changes) -> DDPG:
-    torch.manual_seed(0)
-    cfg = testing.config(f"algo/{name}", **{"sequence_length": 4, "burn_in": 2, **changes})
-    needs = DDPG.needs(cfg, spec)
-    if any("lstm" in word or "gru" in word for word in overrides):
-        needs = DDPG.recurrent(cfg, needs)
-    return DDPG(cfg, testing.context(spec, overrides=[f"algo={name}", *overrides], needs=needs))
-
-
-def learner_of(algorithm: DDPG) -> RankLearner:
-    return RankLearner(fabric=one_rank(), ctx=algorithm.ctx, algorithm=algorithm, buffer=None)
-
-
-def sample(algorithm: DDPG, n: int = 6):
-    """Windows as a buffer gives them; in those of sequences episodes end and begin."""
-    g = torch.Generator().manual_seed(1)
-    needs, space = algorithm.ctx.needs, algorithm.ctx.spec.single_agent
-    rows = needs.window.burn_in + needs.window.length + 1
-
-    def draw(space):
-        if isinstance(space, spaces.Dict):
-            return {key: draw(part) for key, part in space.spaces.items()}
-        if space.dtype == np.uint8:
-            return torch.randint(256, (rows, n, *space.shape), generator=g, dtype=torch.uint8)
-        return torch.randn(rows, n, *space.shape, generator=g)
-
-    batch = {"obs": draw(space.obs), "reward": torch.randn(rows, n, generator=g)}
-    batch["action"] = torch.rand(rows, n, *space.action.shape, generator=g) * 2 - 1
-    for key in ("terminated", "is_first"):
-        batch[key] = torch.zeros(rows, n, dtype=torch.bool)
-    batch["valid"] = torch.ones(rows, n, dtype=torch.bool)
-    if algorithm.sequences:  # column 0 ends within the rows that are learned from, column 1 in the burn-in
-        for column, row in ((0, needs.window.burn_in + 1), (1, 0)):
-            batch["terminated"][row, column] = column == 0
-            batch["valid"][row + 1, column] = False
-            batch["is_first"][row + 2, column] = True
-        batch["carry"] = tree.map(lambda x: torch.randn(1, *x.shape, generator=g), algorithm.initial_carry(n))
-    else:
-        batch["terminated"][0, 0] = True
-    return batch
+    return acting.make(DDPG, name, spec, overrides, **{"sequence_length": 4, "burn_in": 2, **changes})
 
 
 def differences(before: dict[str, torch.Tensor], algorithm: DDPG) -> set[str]:
@@ -227,37 +174,6 @@ def test_policy_and_targets_move_at_every_second_update_of_the_critics():
     assert moved == [{"critic"}, everything, {"critic"}, everything]
 
 
-def test_targets_wait_for_as_many_updates_of_the_policy_as_asked():
-    algorithm = make(policy_delay=1, target_network_update_freq=3, tau=1.0)
-    learner, moved = learner_of(algorithm), []
-    for _ in range(6):
-        before = state(algorithm)
-        learner.minimize(algorithm.prepare(sample(algorithm)), algorithm)
-        moved.append("target_critic" in differences(before, algorithm))
-    assert moved == [False, False, True] * 2
-    for target, online in ((algorithm.target_actor, algorithm.actor), (algorithm.target_critic, algorithm.critic)):
-        assert all(torch.equal(a, b) for a, b in zip(target.parameters(), online.parameters(), strict=True))
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_one_graph_gives_the_gradients_of_two_losses_computed_one_by_one(kind):
-    spec, overrides = KINDS[kind]
-    algorithm = make(spec=spec, overrides=overrides)
-    batch = algorithm.prepare(sample(algorithm))
-
-    def gradients(parts):
-        algorithm.zero_grad()
-        sum(term.mean() for term in algorithm.forward(batch, parts).terms.values()).backward()
-        return {name: p.grad.clone() for name, p in algorithm.named_parameters() if p.grad is not None}
-
-    together, apart = gradients(PARTS), [gradients((part,)) for part in PARTS]
-    assert [{name.partition(".")[0] for name in one} for one in apart] == [{"critic"}, {"actor"}]
-    merged = apart[0] | apart[1]
-    assert merged.keys() == together.keys() == {n for n, p in algorithm.named_parameters() if p.requires_grad}
-    for name, grad in merged.items():
-        torch.testing.assert_close(together[name], grad, rtol=1e-5, atol=1e-7)
-
-
 def test_the_policy_follows_the_first_critic_alone():
     algorithm = make()
     batch = algorithm.prepare(sample(algorithm))
@@ -272,36 +188,9 @@ def test_the_policy_follows_the_first_critic_alone():
 # ---- switches -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("changes", "loss"),
-    [({"td_error_loss_fn": "mse"}, 2.0), ({"td_error_loss_fn": "huber"}, 1.5), ({"huber_threshold": 0.5}, 2.0)],
-)
-def test_losses_of_an_error_of_2(changes, loss):
-    """1/2 2^2; 1 (2 - 1/2); the threshold alone changes nothing."""
-    algorithm = by_hand(twin_q=False, **changes)
-    with torch.no_grad():
-        algorithm.critic.head.weight.zero_()
-        algorithm.critic.head.bias.fill_(1.0)
-    batch = algorithm.prepare(sample(algorithm)) | {"returns": torch.full((6,), 3.0), "discount": torch.zeros(6)}
-    torch.testing.assert_close(algorithm.forward(batch, ("critic",)).terms["critic"], torch.full((6,), loss))
-
-
-def test_the_huber_loss_is_linear_beyond_its_threshold():
-    algorithm = by_hand(twin_q=False, td_error_loss_fn="huber", huber_threshold=0.5)
-    batch = algorithm.prepare(sample(algorithm)) | {"returns": torch.full((6,), 2.0), "discount": torch.zeros(6)}
-    target_of(algorithm, batch)  # the critic says 0
-    loss = algorithm.forward(batch, ("critic",)).terms["critic"]
-    torch.testing.assert_close(loss, torch.full((6,), 0.5 * (2.0 - 0.25)))
-
-
-def test_importance_weights_scale_the_critics_loss_and_errors_become_priorities():
+def test_errors_of_both_critics_become_priorities():
     algorithm = make()
-    batch, weight = algorithm.prepare(sample(algorithm)), torch.linspace(0.0, 1.0, 6)
-    plain, weighted = (algorithm.forward(x, PARTS) for x in (batch, batch | {"weight": weight}))
-    torch.testing.assert_close(weighted.terms["critic"], weight * plain.terms["critic"])
-    assert torch.equal(weighted.terms["actor"], plain.terms["actor"])
-    assert torch.equal(weighted.feedback["priority"], plain.feedback["priority"])
-    assert torch.equal(algorithm.prepare(sample(algorithm) | {"weight": weight})["weight"], weight)
+    batch = algorithm.prepare(sample(algorithm))
     with torch.no_grad():
         algorithm.critic.head.weight.zero_()
         algorithm.critic.head.bias.copy_(torch.tensor([1.0, -3.0]).view(2, 1, 1))
@@ -320,26 +209,6 @@ def test_regularization_pulls_all_weights_to_zero():
 
 
 # ---- acting ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_acts_and_learns_a_step(kind):
-    spec, overrides = KINDS[kind]
-    algorithm = make(spec=spec, overrides=overrides, n_step=3, policy_delay=1)
-    batch = sample(algorithm)
-    step = {"obs": tree.map(lambda x: x[0], {"obs": batch["obs"]})["obs"], "is_first": torch.ones(6, dtype=torch.bool)}
-    algorithm.ctx.shard.num_envs, algorithm.ctx.shard.env_ids = 6, range(6)
-    actions = {}
-    for mode in ("explore", "greedy", "random"):
-        out, carry = algorithm.act(step, algorithm.initial_carry(6), mode)
-        actions[mode] = out["action"].detach()
-        assert all(spec.single_agent.action.contains(np.asarray(a)) for a in actions[mode].numpy().astype(np.float32))
-        assert bool(carry) == algorithm.sequences
-    assert torch.equal(actions["explore"], actions["greedy"])  # noise is that of exploration modules
-    assert not torch.equal(actions["random"], actions["greedy"])
-    losses = learner_of(algorithm).minimize(algorithm.prepare(batch), algorithm)
-    assert all(torch.isfinite(x) for x in (losses.terms | losses.metrics).values())
-    assert losses.feedback["priority"].shape == (6,)
 
 
 def test_values_are_the_smaller_critic_s_of_the_policy_s_actions():
@@ -371,14 +240,3 @@ def test_one_unroll_is_every_row_by_itself():
         rows = algorithm._unroll(prepared)
     torch.testing.assert_close(rows["policy_action"], played["policy"][: algorithm.cfg.sequence_length])
     torch.testing.assert_close(rows["next_action"], played["target"][prepared["last"], torch.arange(6)])
-
-
-@pytest.mark.parametrize("action", [spaces.Box(-np.inf, np.inf, (2,)), spaces.Discrete(3)])
-def test_actions_without_bounds_and_discrete_ones_are_refused(action):
-    with pytest.raises(ConfigError, match=r"^algo: needs continuous actions within bounds, .*algo=ppo"):
-        make(spec=testing.spec(3, action))
-
-
-def test_a_memory_of_the_critics_alone_is_refused():
-    with pytest.raises(ConfigError, match=r"^model: has no recurrent state, but critic_model has"):
-        make(overrides=["model=mlp", "model@critic_model=lstm"])

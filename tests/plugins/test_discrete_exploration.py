@@ -38,15 +38,6 @@ def test_ape_x_gives_every_environment_its_own_epsilon():
         epsilon_greedy(num_envs=1, epsilon=0.4, ape_x_alpha=7.0)
 
 
-def test_ape_x_explores_more_where_epsilon_is_larger():
-    actions = torch.zeros(N, dtype=torch.long)
-    out, _ = epsilon_greedy(epsilon=1.0, ape_x_alpha=0.0).perturb({"action": actions}, {}, {})
-    assert_close(shares(out["action"], 4), torch.full((4,), 0.25), atol=0.02, rtol=0.0)
-    out, _ = epsilon_greedy(epsilon=0.5, ape_x_alpha=20.0).perturb({"action": actions}, {}, {})
-    explored = (out["action"] != 0).float()
-    assert explored[: N // 10].mean() > 0.1 > 0.01 > explored[N // 2 :].mean()
-
-
 def test_epsilon_is_the_share_of_random_actions():
     actions = torch.full((N,), 2)
     out, carry = epsilon_greedy(epsilon=0.2).perturb({"action": actions, "q": actions}, {}, {"kept": 1})

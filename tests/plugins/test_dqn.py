@@ -3,19 +3,14 @@ from itertools import product
 
 import pytest
 import torch
-from gymnasium import spaces
 from torch.testing import assert_close
 
 from rlplug import testing
 from rlplug.api import Window
 from rlplug.context import RunContext
-from rlplug.distributed.fabric import one_rank
 from rlplug.functional.distributional import project
 from rlplug.functional.td import inverse_rescale, rescale
 from rlplug.plugins.algo.dqn import DQN
-from rlplug.testing.checks.runs import again
-from rlplug.trainer.learner import RankLearner
-from rlplug.types import ConfigError
 
 ACTIONS = 3
 RAINBOW = {"double_q": True, "dueling": True, "noisy": True, "num_atoms": 7, "v_min": -2.0, "v_max": 3.0, "n_step": 3}
@@ -187,13 +182,6 @@ def test_burn_in_has_no_gradient_and_matters():
         assert algorithm.forward(algorithm.prepare(batch), ("critic",)).terms["critic"].sum() != loss
 
 
-def test_the_target_network_learns_nothing():
-    algorithm = make(**RAINBOW)
-    algorithm.forward(algorithm.prepare(sample(algorithm)), ("critic",)).terms["critic"].sum().backward()
-    assert all(p.grad is None for p in algorithm.target.parameters())
-    assert all(p.grad is not None for p in algorithm.online.parameters())
-
-
 def test_a_forbidden_action_cannot_be_bootstrapped_from_even_where_it_would_be_the_best():
     algorithm = make(gamma=0.9)
     batch = sample(algorithm)
@@ -242,27 +230,6 @@ def test_prepare_draws_noise_for_both_networks():
     assert all(not torch.equal(a, x.noise_in) for a, x in zip(target, algorithm.target.noisy, strict=True))
 
 
-@pytest.mark.parametrize("changes", [{}, RAINBOW], ids=["plain", "rainbow"])
-@pytest.mark.parametrize("mode", ["explore", "greedy", "random"])
-def test_no_forbidden_action_is_taken(mode, changes):
-    algorithm = make(**changes)
-    columns = 3000
-    algorithm.ctx.shard.num_envs, algorithm.ctx.shard.env_ids = columns, range(columns)
-    mask = torch.rand(columns, ACTIONS, generator=torch.Generator().manual_seed(0)) < 0.5
-    mask[torch.arange(columns), torch.arange(columns) % ACTIONS] = True
-    out, _ = algorithm.act(step(columns, mask), {}, mode)
-    assert mask[torch.arange(columns), out["action"]].all()
-    if mode == "random":
-        free, _ = algorithm.act(step(columns), {}, mode)
-        assert free["action"].bincount().tolist() == pytest.approx([1000] * 3, abs=120)
-        two = mask.sum(-1) == 2
-        of = mask[two].long().cumsum(-1)[torch.arange(int(two.sum())), out["action"][two]]
-        assert of.double().mean().item() == pytest.approx(1.5, abs=0.06)  # the first and the second are equally likely
-    else:
-        assert (out["q"][~mask] == torch.finfo(torch.float32).min).all()
-        assert (out["action"] == out["q"].argmax(-1)).all()
-
-
 @pytest.mark.parametrize("mode", ["explore", "greedy", "random"])
 def test_the_recurrent_state_goes_on_in_every_mode(mode):
     algorithm = make("lstm", **SEQUENCES)
@@ -278,41 +245,6 @@ def test_the_recurrent_state_goes_on_in_every_mode(mode):
 # ---- the rest --------------------------------------------------------------------------------------------------------
 
 
-def learner_of(algorithm: DQN) -> RankLearner:
-    return RankLearner(fabric=one_rank(), ctx=algorithm.ctx, algorithm=algorithm, buffer=again({}))
-
-
-def test_target_network_follows_at_its_frequency_counted_in_updates():
-    algorithm = make(target_network_update_freq=3, tau=0.5)
-    learner = learner_of(algorithm)
-    before = [p.clone() for p in algorithm.target.parameters()]
-    for update in range(7, 9):
-        learner.progress.updates = update - 1
-        learner.minimize(algorithm.prepare(sample(algorithm)), algorithm)
-        assert all(torch.equal(a, b) for a, b in zip(before, algorithm.target.parameters(), strict=True))
-    learner.progress.updates = 8
-    learner.minimize(algorithm.prepare(sample(algorithm)), algorithm)
-    both = zip(before, algorithm.online.parameters(), algorithm.target.parameters(), strict=True)
-    for old, online, target in both:
-        assert_close(target, 0.5 * (old + online.detach()))
-
-
-@pytest.mark.parametrize("changes", [{}, {**RAINBOW, "num_atoms": 21}], ids=["plain", "rainbow"])
-def test_values_of_a_chain_are_learned(changes):
-    """Three states in a row, reward 1 at the end whatever is done: Q is gamma^2, gamma, 1 for all actions."""
-    algorithm = make(gamma=0.5, target_network_update_freq=8, lr=1e-2, **changes)
-    learner, states, n = learner_of(algorithm), torch.eye(5)[:3], algorithm.cfg.n_step
-    g = torch.Generator().manual_seed(0)
-    for _ in range(250):
-        at = torch.randint(3, (32,), generator=g) + torch.arange(n + 1)[:, None]
-        batch = {"obs": states[at.clamp(max=2)], "action": torch.randint(ACTIONS, at.shape, generator=g)}
-        batch |= {"reward": (at == 2).float(), "terminated": at == 2, "valid": at < 3}
-        batch["is_first"] = torch.zeros_like(batch["valid"])
-        learner.update(batch | {"index": torch.zeros(32)})
-    q = algorithm.act({"obs": states, "is_first": torch.zeros(3, dtype=torch.bool)}, {}, "greedy")[0]["q"]
-    assert_close(q, torch.tensor([0.25, 0.5, 1.0])[:, None].expand(3, ACTIONS), rtol=0, atol=0.06)
-
-
 def test_what_it_lives_on():
     cfg, spec = testing.config("algo/dqn", n_step=3, sequence_length=10, burn_in=4, stride=5), testing.spec(5, 3)
     plain = DQN.needs(cfg, spec)
@@ -320,18 +252,6 @@ def test_what_it_lives_on():
     recurrent = DQN.recurrent(cfg, plain)
     assert recurrent.window == Window(12, 4, 5, 2)
     assert {"action_mask", "carry"} <= set(recurrent.keys)
-
-
-@pytest.mark.parametrize("action", [testing.box(2), spaces.MultiDiscrete([2, 3]), spaces.MultiBinary(2)], ids=str)
-def test_other_actions_are_refused(action):
-    with pytest.raises(ConfigError, match=r"dqn needs one Discrete action, but .*use algo=ppo"):
-        make(action=action)
-
-
-def test_a_support_without_width_is_refused():
-    with pytest.raises(ConfigError, match=r"algo\.v_max: 1\.0 should be above algo\.v_min, which is 1\.0"):
-        make(num_atoms=51, v_min=1.0, v_max=1.0)
-    make(num_atoms=1, v_min=1.0, v_max=1.0)
 
 
 @pytest.mark.parametrize(("model", "changes"), [("mlp", {}), ("mlp", RAINBOW), ("lstm", {**SEQUENCES, "burn_in": 0})])

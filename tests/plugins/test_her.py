@@ -12,14 +12,10 @@ from gymnasium import spaces
 
 import rlplug
 from rlplug.api import Needs, Segment, Window
-from rlplug.checkpointing.format import FileRowLog
-from rlplug.checkpointing.serialize import copy_to_host, decode, encode
 from rlplug.config import choose, default_node
 from rlplug.envs import EnvList
 from rlplug.envs.goals import EnvGoals
 from rlplug.functional.sequences import n_step_transitions
-from rlplug.testing.checks.resume import check_resumes
-from rlplug.testing.checks.runs import Case, differences
 from rlplug.testing.context import context
 from rlplug.types import ConfigError, EnvSpec, Group
 
@@ -221,23 +217,6 @@ def test_shards_have_their_own_episodes():
     assert set((sample["action"][0] % COLUMNS).tolist()) == {0, 1, 2}
 
 
-@pytest.mark.parametrize("strategy", ["future", "final", "episode"])
-def test_a_loaded_buffer_draws_the_same_bit_for_bit(strategy):
-    twin, buffer = (make(2, 64, capacity=COLUMNS * 30, rows=2, strategy=strategy) for _ in range(2))
-    store = FileRowLog()
-    for start in range(0, LENGTH - 3, 2):
-        for one in (twin, buffer):
-            one.add(STREAM.segment(start, 2))
-        if start % 14 == 0:
-            buffer.save(store)
-            store = FileRowLog(store.chunks, decode(encode(copy_to_host(store.state))))
-            loaded = make(2, 64, capacity=COLUMNS * 30, rows=2, strategy=strategy)
-            loaded.load(store)
-            loaded.ctx.load(buffer.ctx.state(), 0)
-            buffer = loaded
-        assert not differences(twin.sample(), buffer.sample())
-
-
 # ---- what the environment computes ---------------------------------------------------------------------------------
 
 
@@ -324,13 +303,6 @@ def test_what_cannot_be_replayed_is_refused_before_anything_is_written(words, sa
     with pytest.raises(ConfigError, match=said):
         rlplug.train([*LINE, *words])
     assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize(("algo", "n_step"), [("dqn", 3), ("ddpg", 1), ("td3", 2), ("sac", 1)])
-def test_every_algorithm_of_windows_learns_from_it_and_resumes_bit_for_bit(algo, n_step):
-    words = ["env.id=HindsightLine-v0", f"+env.kwargs.continuous={algo != 'dqn'}", "env.max_episode_steps=7"]
-    words += ["buffer=her", f"algo.n_step={n_step}", "num_envs=2", "model.hidden=[8]"]
-    check_resumes(Case(algo, "gymnasium", tuple(words)))
 
 
 def test_goals_of_another_kind_are_refused():

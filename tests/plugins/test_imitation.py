@@ -2,43 +2,27 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-from torch import nn
 
 from rlplug import testing
 from rlplug.config import compose
-from rlplug.distributed.fabric import one_rank
 from rlplug.functional.imitation import advantage_weight, log_likelihood
 from rlplug.nn import Categorical, DiagGaussian
 from rlplug.plugins.algo.marwil import BC, MARWIL
 from rlplug.run.build import build
-from rlplug.run.launch import train
-from rlplug.trainer.learner import RankLearner
+from tests.plugins import acting
+from tests.plugins.acting import learner_of
 
 SMALL = Path(testing.__file__).parent / "cartpole.npz"
 ALGORITHMS = {"bc": BC, "marwil": MARWIL}
 
 
-def make(name, action=2, overrides=(), **changes):
-    torch.manual_seed(0)
-    cls, spec, cfg = ALGORITHMS[name], testing.spec(3, action), testing.config(f"algo/{name}", **changes)
-    needs = cls.needs(cfg, spec)
-    if overrides:
-        needs = cls.recurrent(cfg, needs)
-    words = [f"algo={name}", "model.hidden=[8]"] if not overrides else [f"algo={name}", *overrides]
-    return cls(cfg, testing.context(spec, overrides=words, needs=needs))
-
-
-def learner_of(algorithm, microbatches=1):
-    return RankLearner(
-        fabric=one_rank(), ctx=algorithm.ctx, algorithm=algorithm, buffer=None, microbatches=microbatches
-    )
+def make(name, overrides=(), **changes):
+    return acting.make(ALGORITHMS[name], name, None, overrides or ["model.hidden=[8]"], **changes)
 
 
 def episodes(lengths=(3, 2), terminated=(True, False)):
@@ -145,21 +129,9 @@ def test_a_rate_of_nothing_leaves_it():
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_microbatches_give_the_step_of_the_whole(name):
-    found = []
-    for parts in (1, 2):
-        algorithm, batch = make(name), episodes((3, 2, 1, 3), (True, False) * 2)
-        with torch.no_grad():
-            prepared = algorithm.prepare(batch)
-        learner_of(algorithm, parts).minimize(prepared, algorithm)
-        found.append(nn.utils.parameters_to_vector(algorithm.parameters()).detach())
-    torch.testing.assert_close(*found)
-
-
-@pytest.mark.parametrize("name", ALGORITHMS)
 def test_a_recurrent_model_is_unrolled_from_the_beginning(name):
     """As it acts: row by row, from its initial state."""
-    algorithm, batch = make(name, overrides=["model=lstm", "model.hidden=8"]), episodes()
+    algorithm, batch = make(name, overrides=["model.hidden=8", "model=lstm"]), episodes()
     losses, carry = algorithm.forward(algorithm.prepare(batch), ("policy",)), algorithm.initial_carry(2)
     for t in range(3):
         step = {"obs": batch["obs"][t], "is_first": batch["is_first"][t]}
@@ -190,15 +162,3 @@ def test_without_advantages_it_is_cloning_bit_for_bit(tmp_path):
     start = build(compose(["algo=bc", *WORDS]), Path())
     assert not torch.equal(found["bc"]["policy.linear.weight"], start.algorithm.net.policy.linear.weight)
     start.close()
-
-
-def test_a_simple_rule_is_learned(tmp_path):
-    """Push to where the pole leans and falls: 200 steps of an expert suffice to balance it for a while."""
-    rng, rows = np.random.default_rng(0), 400
-    obs = rng.uniform(-0.2, 0.2, (rows, 4)).astype(np.float32)
-    action = (obs @ np.array([0.1, 0.3, 3.0, 1.0]) > 0).astype(np.int64)
-    np.savez(tmp_path / "a.npz", obs=obs, action=action, reward=np.ones(rows), truncated=np.arange(rows) % 20 == 19)
-    words = [word for word in WORDS if not word.startswith(("data.", "total_steps", "train_batch"))]
-    more = [f"data.path={tmp_path / 'a.npz'}", "total_steps=40", "train_batch_size=10", "algo.lr=0.01"]
-    train(compose(["algo=bc", *words, *more]), tmp_path / "run", tell=lambda line: None)
-    assert json.loads((tmp_path / "run" / "summary.json").read_text())["eval/return_mean"] > 100

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
@@ -13,100 +12,24 @@ from torch import nn
 from torch.testing import assert_close
 
 from rlplug import testing
-from rlplug.distributed.fabric import one_rank
 from rlplug.nn import FeatureCritic, InputCritic
 from rlplug.plugins.algo.cql import CQL
 from rlplug.plugins.algo.ddpg import DDPG
 from rlplug.plugins.algo.dqn import DQN
 from rlplug.plugins.algo.iql import IQL
 from rlplug.plugins.algo.sac import SAC
-from rlplug.trainer.learner import RankLearner
-from rlplug.types import ConfigError
+from tests.plugins import acting
+from tests.plugins.acting import learner_of
+from tests.plugins.acting import windows as sample
 
-ALGORITHMS = {"cql": CQL, "iql": IQL, "td3_bc": DDPG, "discrete_cql": DQN, "sac": SAC, "dqn": DQN}
-IMAGE = spaces.Box(0, 255, (3, 12, 12), np.uint8)
-CONTINUOUS = {
-    "vector": testing.box(2),
-    "matrix": spaces.Box(-1.0, 1.0, (2, 2)),
-    "number": spaces.Box(-1.0, 1.0, ()),
-}
-DISCRETE = {
-    "discrete": spaces.Discrete(3),
-    "multi": spaces.MultiDiscrete([3, 2]),
-    "bits": spaces.MultiBinary(3),
-}
+ALGORITHMS = {"cql": CQL, "iql": IQL, "td3_bc": DDPG, "discrete_cql": DQN, "sac": SAC}
+CHOICES = spaces.Discrete(3)
 CQL_PARTS, IQL_PARTS = ("critic", "actor", "alpha"), ("critic", "value", "actor")
 
 
-def make(name, action=CONTINUOUS["vector"], obs=3, hidden="[8]", overrides=(), **changes):
-    torch.manual_seed(0)
-    cls, spec, cfg = ALGORITHMS[name], testing.spec(obs, action), testing.config(f"algo/{name}", **changes)
-    words = [f"algo={name}", "tuned=none", *(overrides or (f"model.hidden={hidden}",))]
-    return cls(cfg, testing.context(spec, overrides=words, needs=cls.needs(cfg, spec)))
-
-
-def learner_of(algorithm):
-    return RankLearner(fabric=one_rank(), ctx=algorithm.ctx, algorithm=algorithm, buffer=None)
-
-
-def sample(algorithm, n=6, mask=None):
-    """Windows as a buffer gives them; the first one terminates."""
-    g, space = torch.Generator().manual_seed(1), algorithm.ctx.spec.single_agent
-    rows = algorithm.ctx.needs.window.length + 1
-
-    def draw(space):
-        match space:
-            case spaces.Box(dtype=np.uint8):
-                return torch.randint(256, (rows, n, *space.shape), generator=g, dtype=torch.uint8)
-            case spaces.Box():
-                return torch.rand(rows, n, *space.shape, generator=g) * 2 - 1
-            case spaces.Discrete():
-                return torch.randint(int(space.n), (rows, n), generator=g)
-        most = torch.as_tensor(space.nvec if isinstance(space, spaces.MultiDiscrete) else [2] * space.n)
-        return (torch.rand(rows, n, len(most), generator=g) * most).long()
-
-    batch = {"obs": draw(space.obs), "action": draw(space.action), "reward": torch.randn(rows, n, generator=g)}
-    batch["valid"] = torch.ones(rows, n, dtype=torch.bool)
-    batch["terminated"] = torch.zeros(rows, n, dtype=torch.bool)
-    batch["terminated"][0, 0] = True
-    return batch | ({} if mask is None else {"action_mask": mask.expand(rows, n, -1)})
-
-
-def gradients(algorithm, batch, parts):
-    algorithm.zero_grad()
-    sum(term.mean() for term in algorithm.forward(batch, parts).terms.values()).backward()
-    return {name: p.grad.clone() for name, p in algorithm.named_parameters() if p.grad is not None}
-
-
-def owners(found):
-    return {name.split(".")[0] for name in found}
-
-
-def separate(algorithm, parts, owned):
-    """Check that one graph has the gradients of its losses, each for the parameters of its part alone."""
-    batch = algorithm.prepare(sample(algorithm))
-    together, apart = gradients(algorithm, batch, parts), [gradients(algorithm, batch, (part,)) for part in parts]
-    assert [owners(found) for found in apart] == owned
-    merged = {name: grad for found in apart for name, grad in found.items()}
-    assert merged.keys() == together.keys() == {n for n, p in algorithm.named_parameters() if p.requires_grad}
-    for name, grad in merged.items():
-        assert_close(together[name], grad, rtol=1e-5, atol=1e-7)
-
-
-def acts_and_learns(algorithm, mask=None):
-    """Check actions of every mode, and one step on finite losses."""
-    n, batch, space = 6, sample(algorithm, mask=mask), algorithm.ctx.spec.single_agent.action
-    step = {"obs": batch["obs"][0], "is_first": torch.ones(n, dtype=torch.bool)}
-    step |= {key: batch[key][0] for key in ("action_mask",) if key in batch}
-    algorithm.ctx.shard.num_envs, algorithm.ctx.shard.env_ids = n, range(n)
-    for mode in ("explore", "greedy", "random"):
-        out, _ = algorithm.act(step, {}, mode)
-        assert out["action"].shape == (n, *space.shape)
-    losses = learner_of(algorithm).minimize(algorithm.prepare(batch), algorithm)
-    assert all(torch.isfinite(x) for x in (losses.terms | losses.metrics).values())
-    assert losses.feedback["priority"].shape == (n,)
-    assert algorithm.values(batch).shape == batch["valid"].shape
-    return losses
+def make(name, action=None, hidden="[8]", **changes):
+    spec = testing.spec(3, action or testing.box(2))
+    return acting.make(ALGORITHMS[name], name, spec, ["tuned=none", f"model.hidden={hidden}"], **changes)
 
 
 # ---- CQL ------------------------------------------------------------------------------------------------------------
@@ -116,7 +39,7 @@ def acts_and_learns(algorithm, mask=None):
 def test_without_the_term_it_is_sac(entropy):
     """The same losses of the same networks and draws; deterministic targets lack the entropy alone."""
     cql = make("cql", min_q_weight=0, bc_iters=0, deterministic_backup=not entropy, initial_alpha=0.5)
-    sac = make("sac", hidden="[8]")
+    sac = make("sac")
     shared = {key: value for key, value in cql.state_dict().items() if key in sac.state_dict()}
     sac.load_state_dict(shared)
     batch = cql.prepare(sample(cql))
@@ -126,24 +49,6 @@ def test_without_the_term_it_is_sac(entropy):
         assert_close(found[key], expected[key])
     assert torch.allclose(found["critic"], expected["critic"]) == entropy
     assert_close(found["critic"][0], expected["critic"][0])  # it terminated
-
-
-@pytest.mark.parametrize("kind", CONTINUOUS)
-@pytest.mark.parametrize("changes", [{}, {"lagrangian_thresh": 5.0}, {"n_step": 3, "twin_q": False}], ids=str)
-def test_cql_acts_and_learns(kind, changes):
-    acts_and_learns(make("cql", CONTINUOUS[kind], **changes))
-
-
-def test_cql_learns_from_images():
-    words = ("model=cnn", "model.filters=[[4, 3, 2]]", "model.hidden=[8]")
-    algorithm = make("cql", obs=IMAGE, overrides=words)
-    assert isinstance(algorithm.critic, FeatureCritic)
-    acts_and_learns(algorithm)
-
-
-def test_every_parameter_of_cql_has_the_gradient_of_its_own_loss():
-    owned = [{"critic"}, {"model", "policy"}, {"log_alpha"}, {"log_weight"}]
-    separate(make("cql", lagrangian_thresh=5.0, bc_iters=0), (*CQL_PARTS, "weight"), owned)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.5])
@@ -191,22 +96,6 @@ def test_the_policy_imitates_at_the_start():
         assert torch.equal(before, actor()) != moved
 
 
-@pytest.mark.parametrize("weight", [0.0, 1.0])
-def test_actions_that_nobody_took_are_worth_less(weight):
-    """One state, one action, return 1: the critics learn it, and with the term that others have less."""
-    algorithm = make("cql", testing.box(1), hidden="[32]", min_q_weight=weight, critic_lr=3e-3, num_actions=4)
-    learner, obs = learner_of(algorithm), torch.zeros(2, 16, 3)
-    batch = sample(algorithm, 16) | {"obs": obs, "action": torch.full((2, 16, 1), 0.8), "reward": torch.ones(2, 16)}
-    batch["terminated"][:] = True
-    for _ in range(150):
-        learner.minimize(algorithm.prepare(batch), algorithm, ("critic",))
-    with torch.no_grad():
-        taken, other = (algorithm.critic(obs[0, :1], torch.tensor([[a]])).mean() for a in (0.8, -0.8))
-    assert (taken - other > 1.0) == bool(weight)
-    if not weight:
-        assert taken == pytest.approx(1.0, abs=0.1)
-
-
 def test_densities_of_explored_and_of_random_actions():
     algorithm = make("cql")
     object.__setattr__(algorithm.ctx.needs, "recorded", ("logp",))
@@ -244,7 +133,7 @@ def test_critics_judge_several_actions_in_every_row(feature, members):
 @pytest.mark.parametrize("masked", [False, True])
 def test_the_term_beside_that_of_dqn(changes, masked):
     mask = torch.tensor([True, False, True]) if masked else None
-    algorithm = make("discrete_cql", DISCRETE["discrete"], min_q_weight=0.5, hiddens=[6], **changes)
+    algorithm = make("discrete_cql", CHOICES, min_q_weight=0.5, hiddens=[6], **changes)
     batch = sample(algorithm, mask=mask)
     batch["action"] = torch.where(batch["action"] == 1, 2, batch["action"])
     batch = algorithm.prepare(batch)
@@ -265,20 +154,10 @@ def test_the_term_beside_that_of_dqn(changes, masked):
 # ---- IQL ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", CONTINUOUS | DISCRETE)
-def test_iql_acts_and_learns(kind):
-    acts_and_learns(make("iql", (CONTINUOUS | DISCRETE)[kind], n_step=2))
-
-
 def test_iql_heeds_masks():
-    algorithm = make("iql", DISCRETE["discrete"])
-    acts_and_learns(algorithm, torch.tensor([True, False, True]))
+    algorithm = make("iql", CHOICES)
     batch = sample(algorithm, mask=torch.tensor([True, False, True]))
     assert (algorithm.logp(batch | {"action": torch.ones(2, 6, dtype=torch.long)}) < -1e30).all()
-
-
-def test_every_parameter_of_iql_has_the_gradient_of_its_own_loss():
-    separate(make("iql"), IQL_PARTS, [{"critic"}, {"value"}, {"net"}])
 
 
 def test_iql_by_its_equations():
@@ -301,21 +180,6 @@ def test_iql_by_its_equations():
     assert (found.metrics["weight"] < 0.4).any()
     for key, term in expected.items():
         assert_close(found.terms[key], term)
-
-
-def test_iql_finds_the_better_of_two_recorded_actions():
-    """Action 0 earns 0 and action 1 earns 1, each half of the time: V goes to the expectile, and the policy to 1."""
-    fast = dict.fromkeys(("actor_lr", "critic_lr", "value_lr"), 0.02)
-    algorithm = make("iql", DISCRETE["discrete"], expectile=0.9, tau=0.1, **fast)
-    learner, action = learner_of(algorithm), torch.arange(16) % 2
-    batch = sample(algorithm, 16) | {"obs": torch.zeros(2, 16, 3), "action": action.expand(2, 16)}
-    batch |= {"reward": action.float().expand(2, 16), "terminated": torch.ones(2, 16, dtype=torch.bool)}
-    batch = algorithm.prepare(batch)
-    for _ in range(200):
-        learner.minimize(batch, algorithm)
-    assert algorithm.value(torch.zeros(1, 3)).item() == pytest.approx(0.9, abs=0.05)
-    p = algorithm.net.dist({"obs": torch.zeros(1, 3)}, {})[0].params.exp()[0]
-    assert p[1] > 0.9
 
 
 # ---- TD3+BC ---------------------------------------------------------------------------------------------------------
@@ -341,43 +205,3 @@ def test_values_are_measured_by_their_own_size():
     learner_of(algorithm).minimize(batch, algorithm)
     assert_close(algorithm.q_scale, expected)
     assert "q_scale" not in make("td3_bc", bc_alpha=None).state_dict()
-
-
-def test_td3_bc_acts_and_learns():
-    acts_and_learns(make("td3_bc"))
-    separate(make("td3_bc"), ("critic", "actor"), [{"critic"}, {"actor"}])
-
-
-# ---- what is refused ------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("name", "action", "changes", "said"),
-    [
-        ("cql", 2, {}, "^algo: cql needs continuous actions .* algo=discrete_cql supports"),
-        ("cql", spaces.Box(-np.inf, np.inf, (2,)), {}, "^algo: cql needs continuous actions within bounds"),
-        ("cql", testing.box(1), {"min_q_weight": 0, "lagrangian_thresh": 1.0}, r"^algo\.min_q_weight: 0 cannot grow"),
-        ("discrete_cql", testing.box(1), {}, "^algo: dqn needs one Discrete action"),
-        ("td3_bc", 2, {}, "^algo: needs continuous actions"),
-        ("iql", 2, {"expectile": 1.0}, r"^algo\.expectile: 1\.0 should be greater than 0 and less than 1"),
-    ],
-)
-def test_what_cannot_be_served(name, action, changes, said):
-    with pytest.raises(ConfigError, match=said):
-        make(name, action, **changes)
-
-
-@pytest.mark.parametrize("name", ["cql", "iql", "td3_bc", "sac"])
-def test_values_are_of_what_was_executed(name):
-    """A Gaussian policy's recorded actions reach beyond the bounds, where the environment clips them."""
-    algorithm = make(name)
-    batch = sample(algorithm)
-    batch["action"] = 3.0 * batch["action"]
-    clipped = batch | {"action": batch["action"].clamp(-1.0, 1.0)}
-    assert not torch.equal(batch["action"], clipped["action"])
-
-    def critic(batch):
-        algorithm.ctx.generators["learner"].manual_seed(0)
-        return algorithm.forward(algorithm.prepare(batch), ("critic",)).terms["critic"]
-
-    assert_close(critic(batch), critic(clipped), rtol=0.0, atol=0.0)

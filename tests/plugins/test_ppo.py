@@ -4,30 +4,22 @@ from __future__ import annotations
 
 import pytest
 import torch
-from gymnasium import spaces
 
 import rlplug
 from rlplug import testing, tree
-from rlplug.distributed.fabric import one_rank
 from rlplug.functional import gae
 from rlplug.plugins.algo.ppo import PPO
-from rlplug.trainer.learner import RankLearner
 from rlplug.types import ConfigError
-from tests.plugins.acting import B, T, segment
+from tests.plugins.acting import B, T, learner_of, segment
+from tests.plugins.test_actor_critics import make as made
 
 
 def make(spec=None, overrides=(), **changes) -> PPO:
-    torch.manual_seed(0)
-    spec = spec or testing.spec(3, 2)
-    cfg = testing.config("algo/ppo", **{"sgd_minibatch_size": 16, "num_sgd_iter": 2, "max_seq_len": 8, **changes})
-    needs = PPO.needs(cfg, spec)
-    if any("lstm" in word or "gru" in word for word in overrides):
-        needs = PPO.recurrent(cfg, needs)
-    return PPO(cfg, testing.context(spec, overrides=overrides, needs=needs, num_envs=B, rollout_length=T))
+    return made("ppo", spec, overrides, **changes)
 
 
 def update(algorithm: PPO, batch=None):
-    learner = RankLearner(fabric=one_rank(), ctx=algorithm.ctx, algorithm=algorithm, buffer=None)
+    learner = learner_of(algorithm)
     counted = []
     minimize = learner.minimize
     learner.minimize = lambda *a, **k: counted.append(1) or minimize(*a, **k)
@@ -39,26 +31,6 @@ def update(algorithm: PPO, batch=None):
 
 def test_every_valid_row_is_used_once_an_epoch():
     assert update(make())[1] == 2 * 4  # 62 valid rows in minibatches of 16
-
-
-def test_first_pass_has_ratio_one():
-    algorithm = make(num_sgd_iter=1, sgd_minibatch_size=T * B)
-    losses, _ = update(algorithm)
-    assert float(losses.metrics["kl"]) == pytest.approx(0.0, abs=1e-6)
-    assert float(losses.metrics["clip_fraction"]) == 0.0
-    assert float(losses.terms["policy"]) == pytest.approx(0.0, abs=1e-5)  # normalised advantages
-
-
-def test_update_makes_the_rewarded_action_more_likely():
-    algorithm = make(lr=1e-2, num_sgd_iter=5, gamma=0.0)
-    batch = segment(algorithm)
-    batch["reward"] = (batch["action"] == 1).float()
-    update(algorithm, batch)
-    with torch.no_grad():
-        after = algorithm.net.policy(algorithm.net.torso(batch["obs"], {}, None)[0]).logp(
-            torch.ones_like(batch["action"])
-        )
-    assert after.exp().mean() > 0.6
 
 
 def test_kl_stop_ends_the_epochs():
@@ -75,82 +47,17 @@ def test_kl_coefficient_adapts_and_is_part_of_the_state():
     assert float(algorithm.kl_coeff) == pytest.approx(0.3)
 
 
-def test_shared_torso_has_fewer_parameters_and_learns():
-    shared, separate = make(vf_share_layers=True), make()
-    assert sum(p.numel() for p in shared.parameters()) < sum(p.numel() for p in separate.parameters())
-    losses, _ = update(shared)
-    assert all(torch.isfinite(term) for term in losses.terms.values())
-
-
-@pytest.mark.parametrize("overrides", [[], ["model=lstm"]])
-def test_invalid_rows_change_nothing(overrides):
-    algorithm, other = make(overrides=overrides), make(overrides=overrides)
-    batch = segment(algorithm)
-    segment(other)  # both have drawn the same noise
-    changed = tree.map(torch.clone, batch)
-    for key in ("reward", "logp", "action"):
-        changed[key][5, 2] = changed[key][9, 3] = 1 if key == "action" else 1e3
-    update(algorithm, batch)
-    update(other, changed)
-    for a, b in zip(algorithm.parameters(), other.parameters(), strict=True):
-        assert torch.equal(a, b)
-
-
 def test_scheduled_clip_follows_the_steps():
     algorithm = make(clip_param=[[0, 0.2], [100, 0.0]])
     algorithm.ctx.schedules.refresh(50)
     assert float(algorithm.clip_param) == pytest.approx(0.1)
 
 
-# ---- masks ----------------------------------------------------------------------------------------------------------
-
-MASKED = {"discrete": (spaces.Discrete(4), [[4]]), "multi": (spaces.MultiDiscrete([3, 2]), [[3], [2]])}
-
-
-def masks(sizes, rows: int, columns: int):
-    """Random ones that leave something of every choice, and which of a flat row's entries are forbidden somewhere."""
-    g = torch.Generator().manual_seed(2)
-    parts = []
-    for (n,) in sizes:
-        part = torch.rand(rows, columns, n, generator=g) < 0.5
-        part.scatter_(-1, torch.randint(n, (rows, columns, 1), generator=g), True)
-        parts.append(part)
-    return torch.cat(parts, -1)
-
-
-@pytest.mark.parametrize("kind", MASKED)
-@pytest.mark.parametrize("mode", ["explore", "greedy"])
-def test_no_forbidden_action_is_taken(kind, mode):
-    action, sizes = MASKED[kind]
-    algorithm = make(testing.spec(3, action))
-    algorithm.ctx.shard.num_envs, algorithm.ctx.shard.env_ids = 2000, range(2000)
-    mask = masks(sizes, 1, 2000)[0]
-    step = {"obs": torch.randn(2000, 3), "is_first": torch.zeros(2000, dtype=torch.bool), "action_mask": mask}
-    chosen = algorithm.act(step, {}, mode)[0]["action"].view(2000, -1)
-    for (n,), part, a in zip(sizes, mask.split([n for (n,) in sizes], -1), chosen.unbind(-1), strict=True):
-        assert a.max() < n
-        assert part.gather(-1, a[:, None]).all()
-
-
-@pytest.mark.parametrize("kind", MASKED)
-def test_forbidden_actions_get_no_gradient(kind):
-    action, sizes = MASKED[kind]
-    algorithm = make(testing.spec(3, action), kl_coeff=0.2, entropy_coeff=0.1)
-    mask = torch.ones(T + 1, B, sum(n for (n,) in sizes), dtype=torch.bool)
-    mask[..., 1] = False  # choice 1 of the first factor
-    with torch.no_grad():
-        prepared = algorithm.prepare(segment(algorithm, mask))
-    losses = algorithm.forward(prepared, ("policy",))
-    assert all(torch.isfinite(x).all() for x in (losses.terms | losses.metrics).values())
-    sum(term.mean() for term in losses.terms.values()).backward()
-    gradient = algorithm.net.policy.linear.weight.grad
-    assert (gradient[1] == 0).all()
-    assert (gradient[[0, 2]] != 0).all()
-
-
 def test_masks_reach_every_minibatch():
     algorithm = make(testing.spec(3, 4), num_sgd_iter=1, sgd_minibatch_size=T * B)
-    losses, _ = update(algorithm, segment(algorithm, masks([[4]], T + 1, B)))
+    mask = torch.rand(T + 1, B, 4, generator=torch.Generator().manual_seed(2)) < 0.5
+    mask[..., 0] = True
+    losses, _ = update(algorithm, segment(algorithm, mask))
     assert float(losses.metrics["kl"]) == pytest.approx(0.0, abs=1e-6)  # the same masks as when it acted
 
 
@@ -198,25 +105,9 @@ def test_chunks_unroll_to_what_acted(length, overrides):
     torch.testing.assert_close(features[valid], prepared["value"][valid])
 
 
-def test_the_policy_forgets_where_an_episode_begins():
-    algorithm = make(overrides=["model=lstm"])
-    batch = segment(algorithm)
-    with torch.no_grad():
-        dist, _ = algorithm.net.dist(batch, tree.map(lambda x: x[0], batch["carry"]))
-        for start, end, column in ((6, T + 1, 2), (10, T + 1, 3), (0, 6, 2)):
-            carry = algorithm.net.torso.initial_carry(1)
-            for t in range(start, end):
-                features, carry = algorithm.net.torso(
-                    batch["obs"][t, column][None], carry, torch.zeros(1, dtype=torch.bool)
-                )
-                torch.testing.assert_close(dist.params[t, column], algorithm.net.policy(features).params[0])
-                if t < T:
-                    torch.testing.assert_close(batch["dist"][t, column], algorithm.net.policy(features).params[0])
-
-
 def test_advantages_are_normalised_over_valid_rows():
     algorithm = make(overrides=["model=lstm"], sgd_minibatch_size=T * B, num_sgd_iter=1)
-    learner = RankLearner(fabric=one_rank(), ctx=algorithm.ctx, algorithm=algorithm, buffer=None)
+    learner = learner_of(algorithm)
     seen, minimize = [], learner.minimize
     learner.minimize = lambda batch, *rest, **options: seen.append(batch) or minimize(batch, *rest, **options)
     with torch.no_grad():
@@ -243,21 +134,9 @@ def test_memory_reaches_back_through_a_chunk_and_no_further():
     assert reached[:, 7].tolist() == [False] * 2 + [True] * 6  # and column 3 in row 10
 
 
-def test_minibatches_of_chunks_have_as_many_rows_as_asked():
-    algorithm = make(overrides=["model=lstm"], max_seq_len=4, sgd_minibatch_size=16)
-    losses, count = update(algorithm)
-    assert count == 2 * 4  # 16 chunks of 4 rows, in fours
-    assert all(torch.isfinite(x) for x in (losses.terms | losses.metrics).values())
-
-
 def test_recurrent_minibatches_smaller_than_a_chunk_are_refused():
     with pytest.raises(ConfigError, match="max_seq_len"):
         make(overrides=["model=lstm"], max_seq_len=8, sgd_minibatch_size=4)
-
-
-def test_a_memory_that_nothing_reads_is_refused():
-    with pytest.raises(ConfigError, match="vf_share_layers"):
-        make(overrides=["model=mlp", "model@critic_model=lstm"], vf_share_layers=True, max_seq_len=8)
 
 
 def test_chunks_without_a_transition_are_not_learned_from(tmp_path):
@@ -266,27 +145,6 @@ def test_chunks_without_a_transition_are_not_learned_from(tmp_path):
     words += ["env.vectorization=list", "rollout_fragment_length=5", "algo.max_seq_len=4"]
     words += ["algo.sgd_minibatch_size=4", "total_steps=100", "eval.every=0", "eval.episodes=1", "logger=[]"]
     rlplug.train([*words, f"hydra.run.dir={tmp_path / 'run'}"])
-
-
-@pytest.mark.parametrize(
-    ("overrides", "shared"),
-    [([], False), ([], True), (["model=lstm"], False), (["model=lstm"], True), (["model@critic_model=gru"], False)],
-    ids=["mlp", "mlp shared", "lstm", "lstm shared", "memory of the critic"],
-)
-def test_the_policy_judges_as_it_acted_while_its_weights_are_the_same(overrides, shared):
-    algorithm = make(overrides=overrides, vf_share_layers=shared)
-    batch = segment(algorithm)
-    torch.testing.assert_close(algorithm.logp(batch), batch["logp"])
-    carry = batch.get("carry", {})
-    for t in range(T + 1):  # every row by itself, from the state that was stored before it
-        row = {key: batch[key][t : t + 1] for key in ("obs", "is_first")}
-        value = algorithm.net.values(row, tree.map(lambda x, t=t: x[t], carry))[0]
-        torch.testing.assert_close(algorithm.values(batch)[t], value)
-    with torch.no_grad():
-        for p in algorithm.parameters():
-            p += 0.1
-    assert (algorithm.logp(batch) - batch["logp"]).abs().max() > 1e-3
-    assert algorithm.values(batch).shape == (T + 1, B)
 
 
 def test_the_policy_judges_with_masks():

@@ -12,25 +12,17 @@ import torch
 from rlplug import tree
 from rlplug.api import Needs, Segment
 from rlplug.checkpointing.format import FileRowLog
-from rlplug.config import choose, default_node
 from rlplug.functional.returns import ended
 from rlplug.testing.checks.runs import differences
-from rlplug.testing.context import context, spec
+from rlplug.testing.context import spec
 from rlplug.types import ConfigError, RunError
 from tests.collection.test_agents import COLUMNS, ENVS, source
+from tests.plugins.test_buffers import make as made
 
 
-def make(name, columns=2, batch=8, rows=4, off_policy=False, of=None, shards=1, **changes):
-    data = "segments" if name == "queue" else "episodes"
-    ctx = context(
-        of,
-        needs=Needs(data=data, off_policy=off_policy, keys=("obs", "action")),
-        num_envs=columns,
-        rollout_length=rows,
-        batch_size=batch,
-        num_shards=shards,
-    )
-    return choose("buffer", "buffer", default_node("buffer", name) | changes).build(ctx)
+def make(name, columns=2, batch=8, rows=4, off_policy=False, **more):
+    needs = Needs(data="segments" if name == "queue" else "episodes", off_policy=off_policy, keys=("obs", "action"))
+    return made(name, needs, columns, batch, rows=rows, **more)
 
 
 def rows(number, **flags):
@@ -118,29 +110,6 @@ def test_used_segments_are_replayed_in_proportion(proportion, replayed):
         assert set(old) <= {version - 1, version - 2}, "the newest that were used"
         for column, number in enumerate(old):
             assert sample["action"][0, 2 + 2 * column] == 10 * number
-
-
-def test_a_loaded_queue_replays_the_same():
-    changes = {"off_policy": True, "replay_proportion": 1.5, "replay_capacity": 3}
-    queue, store = make("queue", **changes), FileRowLog()
-    loaded = make("queue", **changes)
-    for version in range(12):
-        queue.add(Segment(numbered(version), version=version))
-        if version >= 6:
-            loaded.add(Segment(numbered(version), version=version))
-            loaded.ctx.generators["learner"].set_state(queue.ctx.generators["learner"].get_state())
-            assert not differences(queue.sample(), loaded.sample())
-            continue
-        queue.sample()
-        queue.save(store)
-        if version == 5:
-            loaded.load(store)
-
-
-@pytest.mark.parametrize(("name", "key"), [("queue", "priority"), ("episodes", "carry")])
-def test_what_is_fed_back_and_not_kept_is_refused(name, key):
-    with pytest.raises(RunError, match=f"'{key}' was fed back to the buffer {name}"):
-        make(name).feedback(torch.tensor([0]), {key: torch.ones(1)})
 
 
 # ---- episodes ------------------------------------------------------------------------------------------------------
@@ -231,22 +200,6 @@ def test_an_off_policy_algorithm_draws_uniformly_from_what_fits():
     assert buffer.metrics() == {"dropped_episodes": 0}, "what is replaced was not lost unused"
     sample = buffer.sample()
     torch.testing.assert_close(sample["sample_prob"], torch.full((500,), 1 / len(buffer)))
-
-
-def test_open_episodes_go_through_a_checkpoint():
-    columns = [stream((3, 1, 7), 100), stream((40,), 100)]
-    buffer, store = make("episodes", batch=3, capacity=300), FileRowLog()
-    loaded = make("episodes", batch=3, capacity=300)
-    for end, part in segments(columns, 4, 100):
-        buffer.add(part)
-        if end == 28:
-            buffer.save(store)
-            loaded.load(store)
-        elif end > 28:
-            loaded.add(part)
-    sample = buffer.sample()
-    assert 40 in sample["valid"].sum(0), "the long episode, of which a checkpoint had the beginning"
-    assert not differences(sample, loaded.sample())
 
 
 def test_episodes_that_do_not_fit_are_refused_or_stop_the_run():

@@ -11,107 +11,36 @@ import torch
 from gymnasium import spaces
 
 from rlplug import testing, tree
-from rlplug.api import Losses
-from rlplug.distributed.fabric import one_rank
 from rlplug.plugins.algo.sac import SAC
-from rlplug.trainer.learner import RankLearner
-from rlplug.types import ConfigError
+from tests.plugins import acting
+from tests.plugins.acting import gradients, learner_of
+from tests.plugins.acting import windows as sample
 
 SPEC = testing.spec(3, testing.box(2))
 IMAGE = spaces.Box(0, 255, (3, 12, 12), np.uint8)
-SMALL = ["model=cnn", "model.filters=[[4, 3, 2]]", "model.hidden=[8]"]
+SMALL = ["model.image.filters=[[4, 3, 2]]", "model.image.hidden=[8]"]
 KINDS = {
     "vector": (SPEC, []),
-    "image": (testing.spec(IMAGE, testing.box(2)), SMALL),
     "dict": (
         testing.spec(spaces.Dict({"a": IMAGE, "b": testing.box(2)}), testing.box(2)),
-        ["model=multi_input", "model.image.filters=[[4, 3, 2]]", "model.image.hidden=[8]"],
+        ["model=multi_input", *SMALL],
     ),
     "discrete": (testing.spec(3, 4), []),
-    "discrete image": (testing.spec(IMAGE, 4), SMALL),
     "multi": (testing.spec(3, spaces.MultiDiscrete([3, 2])), []),
     "binary": (testing.spec(3, spaces.MultiBinary(3)), []),
     "lstm": (SPEC, ["model=lstm"]),
     "lstm discrete": (testing.spec(3, 4), ["model=lstm"]),
-    "memory of the policy alone": (SPEC, ["model=gru", "model@critic_model=mlp"]),
+    "memory of the policy alone": (SPEC, ["model@critic_model=mlp", "model=gru"]),
 }
 
 
-def make(seed: int = 0, spec=SPEC, overrides=(), **changes) -> SAC:
-    torch.manual_seed(seed)
-    cfg = testing.config("algo/sac", **{"sequence_length": 4, "burn_in": 2, **changes})
-    needs = SAC.needs(cfg, spec)
-    if any("lstm" in word or "gru" in word for word in overrides):
-        needs = SAC.recurrent(cfg, needs)
-    return SAC(cfg, testing.context(spec, overrides=["algo=sac", *overrides], needs=needs, seed=seed))
-
-
-def sample(algorithm: SAC, n: int = 6, mask: torch.Tensor | None = None):
-    """Windows as a buffer gives them; in those of sequences episodes end and begin."""
-    g = torch.Generator().manual_seed(1)
-    needs, space = algorithm.ctx.needs, algorithm.ctx.spec.single_agent
-    rows = needs.window.burn_in + needs.window.length + 1
-
-    def draw(space):
-        if isinstance(space, spaces.Dict):
-            return {key: draw(part) for key, part in space.spaces.items()}
-        if space.dtype == np.uint8:
-            return torch.randint(256, (rows, n, *space.shape), generator=g, dtype=torch.uint8)
-        return torch.randn(rows, n, *space.shape, generator=g)
-
-    batch = {"obs": draw(space.obs), "reward": torch.randn(rows, n, generator=g)}
-    match space.action:
-        case spaces.Box(shape=shape):
-            batch["action"] = torch.rand(rows, n, *shape, generator=g) * 2 - 1
-        case spaces.Discrete(n=choices):
-            batch["action"] = torch.randint(int(choices), (rows, n), generator=g)
-        case action:
-            choices = action.nvec.tolist() if isinstance(action, spaces.MultiDiscrete) else [2] * action.n
-            columns = [torch.randint(c, (rows, n), generator=g) for c in choices]
-            batch["action"] = torch.stack(columns, -1)
-    for key in ("terminated", "is_first"):
-        batch[key] = torch.zeros(rows, n, dtype=torch.bool)
-    batch["valid"] = torch.ones(rows, n, dtype=torch.bool)
-    if algorithm.sequences:  # column 0 ends within the rows that are learned from, column 1 in the burn-in
-        for column, row in ((0, needs.window.burn_in + 1), (1, 0)):
-            batch["terminated"][row, column] = column == 0
-            batch["valid"][row + 1, column] = False
-            batch["is_first"][row + 2, column] = True
-        batch["carry"] = tree.map(lambda x: torch.randn(1, *x.shape, generator=g), algorithm.initial_carry(n))
-    else:
-        batch["terminated"][0, 0] = True
-    if mask is not None:
-        batch["action_mask"] = mask.expand(rows, n, -1)
-    return batch
+def make(spec=SPEC, overrides=(), **changes) -> SAC:
+    return acting.make(SAC, "sac", spec, overrides, **{"sequence_length": 4, "burn_in": 2, **changes})
 
 
 def policy(algorithm: SAC, obs, mask: torch.Tensor | None = None):
     """The policy's distribution in every row, from an empty state."""
     return algorithm.policy(algorithm.model(obs, {}, None)[0], mask)
-
-
-def gradients(algorithm: SAC, batch, parts) -> dict[str, torch.Tensor]:
-    algorithm.zero_grad()
-    sum(term.mean() for term in algorithm.forward(batch, parts).terms.values()).backward()
-    return {name: p.grad.clone() for name, p in algorithm.named_parameters() if p.grad is not None}
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_one_graph_gives_the_gradients_of_three_losses_computed_one_by_one(kind):
-    spec, overrides = KINDS[kind]
-    algorithm = make(spec=spec, overrides=overrides)
-    batch = algorithm.prepare(sample(algorithm))
-    together = gradients(algorithm, batch, ("critic", "actor", "alpha"))
-    apart = [gradients(algorithm, batch, (part,)) for part in ("critic", "actor", "alpha")]
-    assert {frozenset(name.split(".")[0] for name in one) for one in apart} == {
-        frozenset({"critic"}),
-        frozenset({"model", "policy"}),
-        frozenset({"log_alpha"}),
-    }
-    merged = {name: grad for one in apart for name, grad in one.items()}
-    assert merged.keys() == together.keys() == {n for n, p in algorithm.named_parameters() if p.requires_grad}
-    for name, grad in merged.items():
-        torch.testing.assert_close(together[name], grad, rtol=1e-5, atol=1e-7)
 
 
 def test_target_is_the_paper_s():
@@ -131,97 +60,14 @@ def test_target_is_the_paper_s():
 
 def test_temperature_rises_while_the_policy_is_more_certain_than_asked():
     algorithm = make(target_entropy=100.0)
-    learner = RankLearner(fabric=one_rank(), ctx=algorithm.ctx, algorithm=algorithm, buffer=None)
+    learner = learner_of(algorithm)
     learner.minimize(algorithm.prepare(sample(algorithm)), algorithm)
     assert algorithm.log_alpha > 0
     fixed = make(alpha_lr=None, initial_alpha=0.3, target_entropy=100.0)
-    learner = RankLearner(fabric=one_rank(), ctx=fixed.ctx, algorithm=fixed, buffer=None)
+    learner = learner_of(fixed)
     losses = learner.minimize(fixed.prepare(sample(fixed)), fixed)
     assert float(fixed.log_alpha) == pytest.approx(math.log(0.3))
     assert "alpha" not in losses.terms
-
-
-def test_target_network_follows_at_its_frequency():
-    algorithm = make(target_network_update_freq=2, tau=1.0)
-    learner = RankLearner(fabric=one_rank(), ctx=algorithm.ctx, algorithm=algorithm, buffer=None)
-    before = [p.clone() for p in algorithm.target.parameters()]
-    learner.minimize(algorithm.prepare(sample(algorithm)), algorithm)
-    assert all(torch.equal(a, b) for a, b in zip(before, algorithm.target.parameters(), strict=True))
-    learner.minimize(algorithm.prepare(sample(algorithm)), algorithm)
-    pairs = zip(algorithm.critic.parameters(), algorithm.target.parameters(), strict=True)
-    assert all(torch.equal(a, b) for a, b in pairs)
-
-
-@pytest.mark.parametrize("changes", [{"twin_q": False}, {"n_step": 3}, {"grad_clip": 0.5, "grad_clip_by": "norm"}])
-def test_every_switch_learns_a_step(changes):
-    algorithm = make(**changes)
-    learner = RankLearner(fabric=one_rank(), ctx=algorithm.ctx, algorithm=algorithm, buffer=None)
-    losses = learner.minimize(algorithm.prepare(sample(algorithm)), algorithm)
-    assert isinstance(losses, Losses)
-    assert all(torch.isfinite(term) for term in losses.terms.values())
-    q = algorithm.critic(torch.zeros(5, 3), torch.zeros(5, 2))
-    assert q.shape == (1 if changes.get("twin_q") is False else 2, 5)
-
-
-def test_actions_of_any_shape():
-    spec = testing.spec(3, spaces.Box(-1.0, 1.0, (2, 2)))
-    algorithm = make(spec=spec)
-    step = {"obs": torch.zeros(4, 3), "is_first": torch.ones(4, dtype=torch.bool)}
-    for mode in ("explore", "greedy", "random"):
-        out, _ = algorithm.act(step, {}, mode)
-        assert out["action"].shape == (4, 2, 2)
-        assert out["action"].abs().max() <= 1
-    RankLearner(fabric=one_rank(), ctx=algorithm.ctx, algorithm=algorithm, buffer=None).minimize(
-        algorithm.prepare(sample(algorithm)), algorithm
-    )
-
-
-@pytest.mark.parametrize("action", [spaces.Box(-np.inf, np.inf, (2,)), spaces.Text(3)])
-def test_actions_without_bounds_or_sense_are_refused(action):
-    with pytest.raises(ConfigError, match=r"^algo: sac"):
-        make(spec=testing.spec(3, action))
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_acts_and_learns_a_step(kind):
-    spec, overrides = KINDS[kind]
-    algorithm = make(spec=spec, overrides=overrides, n_step=3)
-    batch = sample(algorithm)
-    step = {
-        "obs": tree.map(lambda x: x[0], {"obs": batch["obs"]})["obs"],
-        "is_first": torch.ones(6, dtype=torch.bool),
-    }
-    algorithm.ctx.shard.num_envs, algorithm.ctx.shard.env_ids = 6, range(6)
-    for mode in ("explore", "greedy", "random"):
-        out, carry = algorithm.act(step, algorithm.initial_carry(6), mode)
-        for action in out["action"].detach().numpy():
-            assert spec.single_agent.action.contains(action.astype(spec.single_agent.action.dtype))
-        assert bool(carry) == algorithm.sequences
-    losses = RankLearner(fabric=one_rank(), ctx=algorithm.ctx, algorithm=algorithm, buffer=None).minimize(
-        algorithm.prepare(batch), algorithm
-    )
-    assert all(torch.isfinite(x) for x in (losses.terms | losses.metrics).values())
-    assert losses.feedback["priority"].shape == (6,)
-
-
-@pytest.mark.parametrize("kind", ["vector", "discrete"])
-def test_importance_weights_scale_the_critics_loss_and_errors_become_priorities(kind):
-    spec, overrides = KINDS[kind]
-    algorithm = make(spec=spec, overrides=overrides)
-    batch = algorithm.prepare(sample(algorithm))
-    plain = algorithm.forward(batch, ("critic", "actor", "alpha"))
-    weight = torch.linspace(0.0, 1.0, 6)
-    weighted = algorithm.forward(batch | {"weight": weight}, ("critic", "actor", "alpha"))
-    torch.testing.assert_close(weighted.terms["critic"], weight * plain.terms["critic"])
-    for key in ("actor", "alpha"):
-        assert torch.equal(weighted.terms[key], plain.terms[key])
-    assert torch.equal(weighted.feedback["priority"], plain.feedback["priority"])
-    assert "weight" in algorithm.prepare(sample(algorithm) | {"weight": weight})
-    with torch.no_grad():  # both critics alike: half the sum of two squares is the square of the mean error
-        for p in algorithm.critic.parameters():
-            p.copy_(p[:1].expand_as(p))
-        same = algorithm.forward(batch, ("critic",))
-    torch.testing.assert_close(same.feedback["priority"].square(), same.terms["critic"])
 
 
 # ---- discrete actions -----------------------------------------------------------------------------------------------
@@ -273,7 +119,7 @@ def test_critics_of_a_fixed_policy_converge_to_its_soft_q(masked):
             "action_mask": rows(mask[s], mask[step[s, a]]),
         }
     )
-    learner = RankLearner(fabric=one_rank(), ctx=algorithm.ctx, algorithm=algorithm, buffer=None)
+    learner = learner_of(algorithm)
     for _ in range(600):
         learner.minimize(batch, algorithm, ("critic",))
     with torch.no_grad():
@@ -319,20 +165,6 @@ def test_the_value_of_several_factors_is_the_mean_over_all_joint_actions():
 
 
 # ---- masks ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("mode", ["explore", "greedy", "random"])
-def test_no_forbidden_action_is_taken(mode):
-    algorithm = make(spec=testing.spec(3, spaces.MultiDiscrete([3, 2])))
-    algorithm.ctx.shard.num_envs, algorithm.ctx.shard.env_ids = 1000, range(1000)
-    g = torch.Generator().manual_seed(0)
-    mask = torch.cat([torch.eye(n)[torch.randint(n, (1000,), generator=g)] < 0.5 for n in (3, 2)], -1)
-    step = {"obs": torch.randn(1000, 3), "is_first": torch.zeros(1000, dtype=torch.bool), "action_mask": mask}
-    action = algorithm.act(step, {}, mode)[0]["action"]
-    assert mask[:, :3].gather(-1, action[:, :1]).all()
-    assert mask[:, 3:].gather(-1, action[:, 1:]).all()
-    if mode == "random":
-        assert {tuple(a) for a in action.tolist()} == set(itertools.product(range(3), range(2)))
 
 
 @pytest.mark.parametrize("overrides", [[], ["model=lstm"]])
@@ -424,11 +256,6 @@ def test_the_burn_in_warms_up_without_gradient():
     assert (batch["obs"].grad[3:-1] != 0).any(-1).all()
 
 
-def test_a_memory_of_the_critics_alone_is_refused():
-    with pytest.raises(ConfigError, match="critic_model"):
-        make(overrides=["model=mlp", "model@critic_model=lstm"])
-
-
 def judged(kind: str) -> tuple[SAC, dict]:
     """An algorithm, and a segment with actions that it took, each row from the state that is stored with it."""
     spec, overrides = KINDS[kind]
@@ -478,7 +305,7 @@ def test_the_probability_of_a_stored_choice(kind):
         torch.testing.assert_close(logp[t], sum(one.log_prob(action[:, i]) for i, one in enumerate(each)))
 
 
-@pytest.mark.parametrize("kind", ["vector", "image", "lstm"])
+@pytest.mark.parametrize("kind", ["vector", "lstm"])
 def test_the_value_is_the_mean_over_the_actions_of_the_policy(kind):
     algorithm, batch = judged(kind)
     drawn = torch.get_rng_state()

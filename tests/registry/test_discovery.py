@@ -1,16 +1,19 @@
-import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from rlplug import ConfigError, registry
-from tests.installing import Install, install_into, manifest
+from rlplug.config import composed, option_names
+from tests.installing import Install, manifest
 
 MOON = manifest(("env", "moon", "rlplug_moon.env:Moon"))
 MOON_ENV = "class Moon:\n    pass\n"
 
+HOOK = "from rlplug import Component, hookimpl\nimport itertools\n@hookimpl\ndef rlplug_"
+COMPONENTS = HOOK + "components(): return "
+ENDLESS = "(Component('algo', f'x{i}', 'a:B') for i in itertools.count())"
+SILENT = "class Own(Exception):\n    def __str__(self): raise SystemExit\nraise Own"
 BROKEN = {
     "missing import": ("import no_such_module", "ModuleNotFoundError: No module named 'no_such_module'"),
     "syntax error": ("def f(:", "SyntaxError"),
@@ -19,52 +22,31 @@ BROKEN = {
     "ends at once": ("raise SystemExit", "SystemExit"),
     "interrupts": ("raise KeyboardInterrupt('stop')", "KeyboardInterrupt: stop"),
     "raises a base exception": ("class Own(BaseException): pass\nraise Own('x')", "Own: x"),
-    "raises what cannot be shown": (
-        "class Own(Exception):\n    def __str__(self): raise SystemExit\nraise Own",
-        "an error that cannot be shown",
-    ),
+    "raises what cannot be shown": (SILENT, "an error that cannot be shown"),
     "raises escape sequences": ("raise ValueError('\x1b[31mred\x9b2J\u202e')", r"ValueError: \x1b[31mred\x9b2J\u202e"),
     "raises a book": ("raise ValueError('x' * 10**6)", "ValueError: xxx"),
     "a name that is no text": (manifest(("algo", 5, "a:B")), "TypeError: component 5: kind, name, target and"),
     "a name that cannot be typed": (manifest(("algo", "a b", "a:B")), "algo 'a b': a name has letters, digits and _"),
     "words that are no tuple": (
-        "from rlplug import Component, hookimpl\nimport itertools\n@hookimpl\n"
-        "def rlplug_components(): return [Component('algo', 'x', 'a:B', itertools.repeat('x'))]",
+        COMPONENTS + "[Component('algo', 'x', 'a:B', itertools.repeat('x'))]",
         "TypeError: component 'x': kind, name, target and the tuple tried_with must be strings",
     ),
-    "a component that was never made": (
-        "from rlplug import Component, hookimpl\n@hookimpl\n"
-        "def rlplug_components(): return [object.__new__(Component)]",
-        "AttributeError",
-    ),
+    "a component that was never made": (COMPONENTS + "[object.__new__(Component)]", "AttributeError"),
     "components without an end": (
-        "from rlplug import Component, hookimpl\nimport itertools\n@hookimpl\n"
-        "def rlplug_components(): return (Component('algo', f'x{i}', 'a:B') for i in itertools.count())",
+        COMPONENTS + ENDLESS,
         "ValueError: rlplug_components gives more than 10,000 components",
     ),
     "no hook": ("x = 1", "implements neither rlplug_components nor rlplug_conf"),
-    "unknown hook": (
-        "from rlplug import hookimpl\n@hookimpl\ndef rlplug_component(): return []",
-        "PluginValidationError: unknown hook 'rlplug_component'",
-    ),
-    "hook with another signature": (
-        "from rlplug import hookimpl\n@hookimpl\ndef rlplug_components(registry): return []",
-        "PluginValidationError",
-    ),
-    "hook that raises": (
-        "from rlplug import hookimpl\n@hookimpl\ndef rlplug_components(): return 1 / 0",
-        "ZeroDivisionError",
-    ),
-    "no component": (
-        "from rlplug import hookimpl\n@hookimpl\ndef rlplug_components(): return ['sac']",
-        "TypeError: rlplug_components gives 'sac', which is not a Component",
-    ),
-    "no list": ("from rlplug import hookimpl\n@hookimpl\ndef rlplug_components(): return 3", "TypeError"),
+    "unknown hook": (HOOK + "component(): return []", "PluginValidationError: unknown hook 'rlplug_component'"),
+    "hook with another signature": (HOOK + "components(registry): return []", "PluginValidationError"),
+    "hook that raises": (COMPONENTS + "1 / 0", "ZeroDivisionError"),
+    "no component": (COMPONENTS + "['sac']", "TypeError: rlplug_components gives 'sac', which is not a Component"),
+    "no list": (COMPONENTS + "3", "TypeError"),
     "no such kind": (manifest(("agent", "x", "a:B")), "ValueError: component 'x': kind 'agent' is none of algo, model"),
     "malformed target": (manifest(("algo", "x", "a.B")), "target 'a.B' is not 'package.module:Class'"),
     "twice": (manifest(("algo", "x", "a:B"), ("algo", "x", "a:C")), "rlplug_components names algo 'x' twice"),
     "no conf folder": (
-        "from rlplug import hookimpl\n@hookimpl\ndef rlplug_conf(): return 'rlplug_broken.conf'",
+        HOOK + "conf(): return 'rlplug_broken.conf'",
         "FileNotFoundError: rlplug_conf names 'rlplug_broken.conf', which has no folder of YAML groups",
     ),
 }
@@ -122,12 +104,10 @@ def test_a_distribution_without_metadata_does_not_stop_the_others(install: Insta
     assert "ppo" in registry.names("algo")
 
 
-def test_a_clash_is_an_error_only_for_the_name_that_clashes(install: Install):
+def test_a_clash_is_an_error_only_for_the_name_that_clashes_until_a_distribution_is_chosen(install: Install):
     install("rlplug-moon", "rlplug_moon", {"rlplug_moon/__init__.py": MOON, "rlplug_moon/env.py": MOON_ENV})
-    both = manifest(("env", "moon", "rlplug_luna:Moon"), ("env", "mare", "rlplug_luna.env:Mare"))
-    install(
-        "luna", "rlplug_luna", {"rlplug_luna/__init__.py": both, "rlplug_luna/env.py": "class Mare: ..."}, version="2"
-    )
+    both = manifest(("env", "moon", "rlplug_luna:Luna"), ("env", "mare", "rlplug_luna:Mare"), ("algo", "sac", "a:B"))
+    install("luna", "rlplug_luna", {"rlplug_luna.py": both + "class Luna: ...\nclass Mare: ...\n"}, version="2")
     assert registry.load("env", "mare").__name__ == "Mare"
     assert registry.broken() == []
     for ask in (registry.load, registry.owner):
@@ -137,20 +117,15 @@ def test_a_clash_is_an_error_only_for_the_name_that_clashes(install: Install):
             "env.name: env 'moon' is claimed by luna 2 and rlplug-moon 1.2; "
             "choose with env.name=luna/moon or env.name=rlplug-moon/moon"
         )
-
-
-def test_a_distribution_chooses_in_a_clash(install: Install):
-    install("rlplug-moon", "rlplug_moon", {"rlplug_moon/__init__.py": MOON, "rlplug_moon/env.py": MOON_ENV})
-    install(
-        "luna", "rlplug_luna", {"rlplug_luna.py": manifest(("env", "moon", "rlplug_luna:Luna")) + "class Luna: ..."}
-    )
+    with pytest.raises(ConfigError, match=r"algo 'sac' is claimed by rlplug .* and luna 2"):
+        registry.owner("algo", "sac")
     assert registry.load("env", "rlplug-moon/moon").__name__ == "Moon"
     assert registry.load("env", "luna/moon").__name__ == "Luna"
-    assert str(registry.owner("env", "luna/moon")) == "luna 1.2"
+    assert str(registry.owner("env", "luna/moon")) == "luna 2"
     assert registry.tried_with("env", "luna/moon") == ()
     with pytest.raises(ConfigError) as error:
         registry.load("env", "terra/moon")
-    assert str(error.value) == "env.name: terra has no env 'moon'; it exists in luna 1.2 and rlplug-moon 1.2"
+    assert str(error.value) == "env.name: terra has no env 'moon'; it exists in luna 2 and rlplug-moon 1.2"
 
 
 def test_a_file_that_another_package_has_before_is_a_warning(install: Install, capsys: pytest.CaptureFixture[str]):
@@ -166,12 +141,6 @@ def test_a_file_that_another_package_has_before_is_a_warning(install: Install, c
         f"there is conf/env/cartpole.yaml of {here}; rename it"
     )
     assert registry.preset("env", "cartpole").plugin == here
-
-
-def test_nobody_takes_a_built_in_name_silently(install: Install):
-    install("rlplug-better", "rlplug_better", {"rlplug_better.py": manifest(("algo", "sac", "rlplug_better:SAC"))})
-    with pytest.raises(ConfigError, match=r"algo 'sac' is claimed by rlplug .* and rlplug-better 1.2"):
-        registry.owner("algo", "sac")
 
 
 def test_an_unknown_name_lists_what_there_is():
@@ -227,13 +196,30 @@ def test_a_package_without_yaml_is_refused(package: str):
         registry.conf_folder(package)
 
 
-def test_a_fresh_process_discovers_for_itself_and_imports_no_torch(tmp_path: Path):
-    install_into(tmp_path, "rlplug-moon", "rlplug_moon", {"rlplug_moon.py": MOON})
-    code = """
-import sys
-import rlplug, rlplug.registry, rlplug.config, rlplug.cli.plugins
-from rlplug import Component, ConfigError, compose, hookimpl
-assert "moon" in rlplug.registry.names("env")
-assert "torch" not in sys.modules and "rlplug_moon.env" not in sys.modules
-"""
-    subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "PYTHONPATH": str(tmp_path)})
+FILES = {
+    "rlplug_moon/__init__.py": manifest(("env", "moon", "rlplug_moon.env:Moon"))
+    + "\n@hookimpl\ndef rlplug_conf():\n    return 'rlplug_moon.conf'\n",
+    "rlplug_moon/conf/env/moon.yaml": "name: moon\ngravity: 1.62\n",
+    "rlplug_moon/conf/config.yaml": "seed: 666\n",
+    "rlplug_moon/conf/craft/lander.yaml": "# @package _global_\nnum_envs: 5\n",
+}
+
+
+def test_options_of_a_third_party_are_hydras_options(install: Install):
+    assert "moon" not in option_names("env")
+    install("rlplug-moon", "rlplug_moon", FILES)
+    assert {"moon", "cartpole"} <= set(option_names("env"))
+    config = composed(["env=moon", "env.gravity=2", "+craft=lander"])
+    assert config.env == {"name": "moon", "gravity": 2}
+    assert config.num_envs == 5
+
+
+def test_nobody_replaces_the_primary_config(install: Install):
+    install("a-first-in-the-alphabet", "rlplug_moon", FILES)
+    assert composed().seed == 0
+
+
+def test_a_broken_plugin_brings_no_options_and_is_named(install: Install):
+    install("rlplug-moon", "rlplug_moon", {**FILES, "rlplug_moon/__init__.py": "import no_such_module"})
+    with pytest.raises(ConfigError, match=r"env: unknown option 'moon'.*broken: rlplug-moon 1.2 \(ModuleNotFound"):
+        composed(["env=moon"])

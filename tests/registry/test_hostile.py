@@ -1,7 +1,5 @@
 """Packages that are broken or hostile: one line for each, in bounded time, and every command goes on."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import os
 import random
@@ -24,53 +22,44 @@ from tests.tools import packages as tool
 
 GOOD = manifest(("env", "moon", "rlplug_moon.env:Moon"))
 CONF = GOOD + "\n@hookimpl\ndef rlplug_conf(): return 'rlplug_moon.conf'\n"
-HUGE = 2**31
 
 
-def test_a_sample_of_packages(tmp_path: Path):
+@pytest.mark.parametrize(
+    ("count", "among"), [(tool.TOGETHER, tool.LIGHT), pytest.param(150, tool.KINDS, marks=pytest.mark.slow)]
+)
+def test_a_sample_of_packages(count: int, among: dict[str, tool.Kind], tmp_path: Path):
     """More of them: ``python -m tests.tools.packages 150``."""
     seed = random.SystemRandom().randrange(10**6)
-    quick = [kind for kind in tool.KINDS if kind not in (*tool.WAITING, tool.yaml_content, tool.conf_of_many)]
-    faults, kinds, _ = tool.run(tool.TOGETHER, seed, tmp_path, quick)
+    faults, kinds, longest = tool.run(count, seed, tmp_path, among)
     assert not faults, f"seed {seed}: {faults}"
-    assert sum(kinds.values()) == tool.TOGETHER
-
-
-@pytest.mark.slow
-def test_150_packages(tmp_path: Path):
-    seed = random.SystemRandom().randrange(10**6)
-    faults, kinds, longest = tool.run(150, seed, tmp_path)
-    assert not faults, f"seed {seed}: {faults}"
-    assert set(kinds) == {kind.__name__ for kind in tool.KINDS}
+    assert sum(kinds.values()) == count
+    assert count < 150 or set(kinds) == set(among)
     assert longest < tool.LIMIT_S
 
 
 def test_the_tool_sees_what_is_wrong(tmp_path: Path):
-    (scenes,) = tool.made(tmp_path, 1, 0, [tool.raises_escapes])
+    """What it sees in any answer is proved in ``tests/cli/test_lines.py``."""
+    (scenes,) = tool.made(tmp_path, 1, 0, {"raises escapes": tool.raises_escapes})
     right = "rlplug: skipping the broken plugin hostile-0 1.0: ValueError: x\n"
     listed = "env  good  good-package  1.0\nbroken: hostile-0 1.0, skipped: x\n"
 
     def faults(code: int | None = 0, out: str = "", err: str = right, command: str = "--help") -> list[str]:
-        return tool.Answer([command], code, out, err, 0.0).faults(scenes)
+        return tool.Reply([command], code, out, err, 0.0).faults(scenes)
 
     assert faults() == faults(out=listed, err="", command="plugins") == []
-    for wrong in (
-        faults(code=None),
-        faults(code=1),
-        faults(err=""),
-        faults(err=right * 2),
-        faults(err=right + "Traceback (most recent call last):\n"),
-        faults(err=right + "\x1b"),
-        faults(err=right + "rlplug: FORGED\n"),
-        faults(out=listed.partition("\n")[2], err="", command="plugins"),
-        faults(out=listed.partition("\n")[0], err="", command="plugins"),
-    ):
-        assert wrong
+    assert all([faults(code=None), faults(code=1), faults(err=""), faults(err=right * 2), faults(err=right + "\x1b")])
+    assert all(faults(out=part, err="", command="plugins") for part in listed.splitlines())
     scenes[0].marker.mkdir()
     assert faults() == ["something was executed"]
 
 
 # ---- metadata --------------------------------------------------------------------------------------------------------
+
+
+def make_huge(path: Path) -> None:
+    path.touch()
+    os.truncate(path, 2**31)
+
 
 ENTRY_POINTS: dict[str, tuple[str | bytes | Callable[[Path], object], str]] = {
     "no value": ("[rlplug]\nx\n", "'x' has no value"),
@@ -82,7 +71,7 @@ ENTRY_POINTS: dict[str, tuple[str | bytes | Callable[[Path], object], str]] = {
     "a folder": (Path.mkdir, "is not a regular file"),
     "no end": (lambda path: path.symlink_to("/dev/zero"), "is not a regular file"),
     "a loop": (lambda path: path.symlink_to(path), "Too many levels of symbolic links"),
-    "huge": (lambda path: (path.touch(), os.truncate(path, HUGE)), "has 2,147,483,648 bytes, and 1,048,576 are the "),
+    "huge": (make_huge, "has 2,147,483,648 bytes, and 1,048,576 are the "),
 }
 
 
@@ -116,16 +105,13 @@ def test_entry_points_that_cannot_be_read_are_hidden_from_every_library(case: st
 @pytest.mark.parametrize(
     ("content", "cause"),
     [
-        (
-            "Name: rlplug\nVersion: 9\n",
-            "('rlplug', '9') do not match the name and version of 'rlplug_moon-1.2.dist-info'",
-        ),
+        ("Name: rlplug\nVersion: 9\n", "('rlplug', '9') do not match the name and version of 'rlplug_moon-1.2.dist"),
         ("Name: rlplug-moon; rm -rf ~\nVersion: 9\n", "do not match the name and version of"),
         ("Name: rlplug-moon\nVersion: \x1b[31m\n", "do not match the name and version of"),
         (b"Name: rlplug-moon\nVersion: \xff\n", "'utf-8' codec can't decode byte 0xff"),
         (os.mkfifo, "is not a regular file"),
         (Path.mkdir, "is not a regular file"),
-        (lambda path: (path.touch(), os.truncate(path, HUGE)), "has 2,147,483,648 bytes"),
+        (make_huge, "has 2,147,483,648 bytes"),
     ],
 )
 def test_metadata_that_cannot_be_believed(content: str | bytes, cause: str, install: Install, site: Path):
@@ -141,25 +127,16 @@ def test_metadata_that_cannot_be_believed(content: str | bytes, cause: str, inst
 # ---- YAML ------------------------------------------------------------------------------------------------------------
 
 
-def bomb(wide: int, deep: int) -> str:
-    levels = [f"a0: &a0 [{', '.join('x' * wide)}]"]
-    return "\n".join([*levels, *(f"a{i + 1}: &a{i + 1} [{', '.join([f'*a{i}'] * wide)}]" for i in range(deep))])
-
-
 @pytest.mark.parametrize(
     ("name", "content", "cause"),
     [
         ("env/x.yaml", os.mkfifo, "conf/env/x.yaml: is not a regular file"),
         ("env/x.yaml", Path.mkdir, "conf/env/x.yaml: is not a regular file"),
         ("env/x.yaml", lambda path: path.symlink_to("/dev/zero"), "conf/env/x.yaml: is not a regular file"),
-        (
-            "env/x.yaml",
-            lambda path: (path.touch(), os.truncate(path, HUGE)),
-            "conf/env/x.yaml: has 2,147,483,648 bytes",
-        ),
+        ("env/x.yaml", make_huge, "conf/env/x.yaml: has 2,147,483,648 bytes"),
         ("env/x.yaml", b"\xff", "conf/env/x.yaml: 'utf-8' codec can't decode byte 0xff"),
-        ("env/x.yaml", bomb(9, 9), "conf/env/x.yaml: stands for more than 100,000 values"),
-        ("env/x.yaml", bomb(2, 200), "conf/env/x.yaml: stands for more than 100,000 values"),
+        ("env/x.yaml", "\n".join(tool.doubled(9, 9)), "conf/env/x.yaml: stands for more than 100,000 values"),
+        ("env/x.yaml", "\n".join(tool.doubled(200, 2)), "conf/env/x.yaml: stands for more than 100,000 values"),
         ("env/x.yaml", "a: &a [*a]\n", "conf/env/x.yaml: stands for more than 100,000 values"),
         ("env/x.yaml", "a: &a {b: *a}\n", "conf/env/x.yaml: stands for more than 100,000 values"),
         ("env/\x1b[31m.yaml", "a: b\n", r"conf/env/\x1b[31m.yaml: its name cannot be printed"),
@@ -187,14 +164,14 @@ def test_a_folder_that_leads_to_the_whole_disk(install: Install, site: Path):
     install_into(site, "rlplug-moon", "rlplug_moon", {"rlplug_moon/__init__.py": CONF})
     (site / "rlplug_moon" / "conf").symlink_to("/")
     registry.refresh()
-    (broken,) = registry.broken()
-    assert (broken.cause or "").startswith("ValueError: ")
-    assert len(broken.cause or "") <= packages.LONGEST
+    (cause,) = [broken.cause or "" for broken in registry.broken()]
+    assert cause.startswith("ValueError: ")
+    assert len(cause) <= packages.LONGEST
 
 
 def test_a_manifest_that_is_too_large_is_not_imported(install: Install, site: Path):
     install("rlplug-moon", "rlplug_moon", {"rlplug_moon/__init__.py": "", "rlplug_moon/inside.py": CONF})
-    os.truncate(site / "rlplug_moon" / "inside.py", HUGE)
+    make_huge(site / "rlplug_moon" / "inside.py")
     (site / "rlplug_moon-1.2.dist-info" / "entry_points.txt").write_text("[rlplug]\nx = rlplug_moon.inside\n")
     registry.refresh()
     (broken,) = registry.broken()
@@ -213,8 +190,9 @@ TARGETS = {
 }
 
 
-@pytest.mark.parametrize("kind", registry.KINDS)
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize(
+    ("kind", "target"), [*((kind, BARE) for kind in registry.KINDS), *(("algo", target) for target in TARGETS)]
+)
 def test_what_is_no_component_is_refused_in_one_line(
     kind: registry.Kind, target: str, install: Install, capsys: pytest.CaptureFixture[str]
 ):
@@ -240,29 +218,30 @@ def test_what_is_no_component_is_refused_in_one_line(
 # ---- time ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "wait",
-    [
-        lambda: time.sleep(1000),
-        lambda: [0 for _ in iter(int, 1)],
-        lambda: os.read(os.pipe()[0], 1),
-        lambda: threading.Event().wait(),
-    ],
-)
-def test_what_takes_too_long_is_ended(wait: Callable[[], object]):
-    assert packages.guarded(0.2, "x", wait) == "TimeoutError: takes longer than 0.2 s"
-
-
-def test_so_is_an_error_whose_text_takes_too_long():
+def fail_slowly() -> None:
     class SlowError(Exception):
         def __str__(self) -> str:
             time.sleep(1000)
             return ""
 
-    def fail() -> None:
-        raise SlowError
+    raise SlowError
 
-    assert packages.guarded(0.2, "x", fail) == "an error that cannot be shown"
+
+TOO_LONG = "TimeoutError: takes longer than 0.2 s"
+
+
+@pytest.mark.parametrize(
+    ("wait", "said"),
+    [
+        (lambda: time.sleep(1000), TOO_LONG),
+        (lambda: [0 for _ in iter(int, 1)], TOO_LONG),
+        (lambda: os.read(os.pipe()[0], 1), TOO_LONG),
+        (lambda: threading.Event().wait(), TOO_LONG),
+        (fail_slowly, "an error that cannot be shown"),
+    ],
+)
+def test_what_takes_too_long_is_ended(wait: Callable[[], object], said: str):
+    assert packages.guarded(0.2, "x", wait) == said
 
 
 def test_handlers_and_timers_are_as_they_were():
@@ -287,9 +266,7 @@ def test_handlers_and_timers_are_as_they_were():
 
 
 def test_ctrl_c_ends_the_program_and_not_the_package():
-    before = signal.signal(
-        signal.SIGINT, signal.default_int_handler
-    )  # a shell starts what runs in the background without
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs begin without one
     try:
         with pytest.raises(KeyboardInterrupt):
             packages.guarded(60, "x", lambda: os.kill(os.getpid(), signal.SIGINT) or time.sleep(60))
@@ -332,13 +309,8 @@ def test_code_that_does_not_end_ends_the_program_with_a_line(site: Path):
 
 
 def test_what_would_steer_a_terminal_is_written_out():
-    assert (
-        printable("a\x1b[31m\x07\x9b\x7f\r\t\u202e\u2028\ud800\x00")
-        == r"a\x1b[31m\x07\x9b\x7f\r\t\u202e\u2028\ud800\x00"
-    )
+    escapes = "a\x1b[31m\x07\x9b\x7f\r\t\u202e\u2028\ud800\x00"
+    assert printable(escapes) == r"a\x1b[31m\x07\x9b\x7f\r\t\u202e\u2028\ud800\x00"
     assert printable("名前 é 🙂\nline") == "名前 é 🙂\nline"
-
-
-def test_errors_are_printable_wherever_their_text_comes_from():
     assert str(ConfigError("a\x1b", "b\x1b\nc")) == "a\\x1b: b\\x1b\nc"
     assert str(RunError("a\x1b")) == "a\\x1b"

@@ -23,17 +23,9 @@ from tests.tools.kill import with_defaults
 
 RUN = with_defaults(
     [
-        "algo=sac",
-        "env=pendulum",
-        "model.hidden=[8]",
-        "num_steps_sampled_before_learning_starts=50",
-        "train_batch_size=16",
-        "buffer.capacity=200",
-        "total_steps=300",
-        "eval.every=0",
-        "eval.episodes=1",
-        "log.every=1",
-        "checkpoint.every=50",
+        *("algo=sac", "env=pendulum", "model.hidden=[8]", "num_steps_sampled_before_learning_starts=50"),
+        *("train_batch_size=16", "buffer.capacity=200", "total_steps=300", "eval.every=0", "eval.episodes=1"),
+        *("log.every=1", "checkpoint.every=50"),
     ]
 )
 FULL = "No space left on device"

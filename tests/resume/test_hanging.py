@@ -12,13 +12,9 @@ import gymnasium
 import pytest
 from gymnasium.envs.classic_control import CartPoleEnv
 
-SHORT = ["env=gymnasium", "env.id=tests.resume.test_hanging:Hanging-v0", "env.timeout_s=1", "logger=[]", "num_envs=2"]
 SHORT = [
-    *SHORT,
-    "rollout_fragment_length=64",
-    "algo.sgd_minibatch_size=64",
-    "checkpoint.every=128",
-    "eval.every=0",
+    *("env=gymnasium", "env.id=tests.resume.test_hanging:Hanging-v0", "env.timeout_s=1", "logger=[]", "num_envs=2"),
+    *("rollout_fragment_length=64", "algo.sgd_minibatch_size=64", "checkpoint.every=128", "eval.every=0"),
     "hydra.run.dir=run",
 ]
 

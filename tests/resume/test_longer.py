@@ -24,16 +24,8 @@ from rlplug.testing.comparing import differences_of_runs
 from rlplug.types import ConfigError
 
 COMMON = [
-    *(
-        "model.hidden=[8]",
-        "tuned=none",
-        "checkpoint.keep_best=0",
-        "checkpoint.keep_last=99",
-        "log.every=37",
-        "eval.every=90",
-        "eval.episodes=1",
-    ),
-    *("hardware=cpu", "logger=[]"),
+    *("model.hidden=[8]", "tuned=none", "checkpoint.keep_best=0", "checkpoint.keep_last=99", "log.every=37"),
+    *("eval.every=90", "eval.episodes=1", "hardware=cpu", "logger=[]"),
 ]
 SAC = [
     *("algo=sac", "env=pendulum", "buffer.capacity=200", "train_batch_size=8", "checkpoint.every=110"),

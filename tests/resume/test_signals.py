@@ -25,16 +25,9 @@ from tests.tools.kill import Process, warm_up, with_defaults
 
 RUN = with_defaults(
     [
-        "algo=sac",
-        "env=pendulum",
-        "model.hidden=[8]",
-        "num_steps_sampled_before_learning_starts=50",
-        "train_batch_size=16",
-        "buffer.capacity=300",
-        "total_steps=600",
-        "eval.every=400",
+        *("algo=sac", "env=pendulum", "model.hidden=[8]", "num_steps_sampled_before_learning_starts=50"),
+        *("train_batch_size=16", "buffer.capacity=300", "total_steps=600", "eval.every=400", "log.every=100"),
         "eval.episodes=100",  # long enough to be interrupted
-        "log.every=100",
     ]
 )
 

@@ -1,7 +1,5 @@
 """The commit of a checkout that somebody else configured: real repositories, whose programs would leave a mark."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
@@ -98,17 +96,9 @@ def trap(repository: Path, mark: Path) -> None:
     for hook in ("post-index-change", "reference-transaction", "post-checkout", "fsmonitor-watchman"):
         shutil.copy(program, hooks / hook)
         shutil.copy(program, repository / ".git" / "hooks" / hook)
-    for key in (
-        "core.fsmonitor",
-        "filter.x.clean",
-        "filter.x.smudge",
-        "filter.x.process",
-        "diff.x.textconv",
-        "diff.x.command",
-    ):
-        git(repository, "config", key, str(program))
     git(repository, "config", "core.hooksPath", str(hooks))
-    for key in ("core.pager", "core.sshCommand", "core.editor", "credential.helper", "core.alternateRefsCommand"):
+    keys = "core.fsmonitor filter.x.clean filter.x.smudge filter.x.process diff.x.textconv diff.x.command core.pager {}"
+    for key in keys.format("core.sshCommand core.editor credential.helper core.alternateRefsCommand").split():
         git(repository, "config", key, str(program))
     (repository / ".git" / "info" / "attributes").write_text("* filter=x diff=x\n")
     (repository / ".gitattributes").write_text("* filter=x diff=x\n")

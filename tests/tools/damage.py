@@ -1,13 +1,11 @@
 """Ways to damage a run folder, by accident or on purpose: its bytes, its names and its values."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
 import pickle
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -125,19 +123,15 @@ def _bytes(scene: Scene, path: Path, how: str) -> None:
         raise LookupError
     data = bytearray(scene.own(path).read_bytes())
     place = rng.randrange(len(data) + 1)
-    if how == "truncated":
-        data = data[:place]
-    elif how == "emptied":
-        data.clear()
-    elif how == "grown":
+    if how == "grown":
         data += rng.randbytes(rng.randint(1, 100))
-    elif how == "nested":
-        data = bytearray(NESTED)
     elif how == "bits flipped":
         for _ in range(rng.randint(1, 8) if data else 0):
             data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
     elif how == "overwritten":
         data[place : place + 20] = rng.randbytes(rng.randint(1, 40))
+    else:
+        data = {"truncated": data[:place], "emptied": b"", "nested": NESTED}[how]
     path.write_bytes(data)
 
 
@@ -164,10 +158,8 @@ def _swap(scene: Scene, one: Path, two: Path) -> None:
 
 
 def _of_another_run(scene: Scene, path: Path) -> None:
-    found = sorted((scene.other / FOLDER).glob(f"step_*/{path.name}")) or sorted(
-        (scene.other / FOLDER).glob(f"step_*/*{path.suffix}")
-    )
-    scene.write(path, scene.rng.choice(found).read_bytes())
+    same, alike = (sorted((scene.other / FOLDER).glob(f"step_*/{name}")) for name in (path.name, f"*{path.suffix}"))
+    scene.write(path, scene.rng.choice(same or alike).read_bytes())
 
 
 def _checkpoint_of_another_run(scene: Scene) -> None:
@@ -190,17 +182,24 @@ def places(node: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
         yield from places(value, (*path, key))
 
 
-def garbled(node: Any, rng: Random) -> Any:
-    """Replace, delete or rename one value; each depth is equally likely."""
+def chosen(node: Any, rng: Random) -> tuple[Any, Any] | None:
+    """Return a dict or list inside a node, and a key of it; each depth is equally likely. None: all is empty."""
     found = list(places(node))
-    if not found or rng.random() < 0.02:
-        return rng.choice(NONSENSE)
+    if not found:
+        return None
     depth = rng.choice(sorted({len(path) for path in found}))
     *parents, last = rng.choice([path for path in found if len(path) == depth])
-    inner = node
     for key in parents:
-        inner = inner[key]
-    what = rng.random()
+        node = node[key]
+    return node, last
+
+
+def garbled(node: Any, rng: Random) -> Any:
+    """Replace, delete or rename one value."""
+    place, what = chosen(node, rng), rng.random()
+    if place is None or rng.random() < 0.02:
+        return rng.choice(NONSENSE)
+    inner, last = place
     if what < 0.15:
         del inner[last]
     elif what < 0.3 and isinstance(inner, dict):
@@ -262,22 +261,28 @@ def _foreign_tree(scene: Scene) -> None:
 
 CONTENT = ("truncated", "emptied", "grown", "bits flipped", "overwritten", "nested")
 PLACE = ("deleted", "a folder", "a dangling link", "a link to itself")
+Kinds = dict[str, Callable[[Scene], None]]
 
-PLAIN: dict[str, Callable[[Scene], None]] = {
-    **{f"file {how}": lambda scene, how=how: _bytes(scene, scene.file(), how) for how in CONTENT},
-    **{f"manifest {how}": lambda scene, how=how: _bytes(scene, scene.checkpoint() / MANIFEST, how) for how in CONTENT},
-    **{f"file: {how}": lambda scene, how=how: _entry(scene, scene.file(), how) for how in PLACE},
-    **{
-        f"checkpoint: {how}": lambda scene, how=how: _entry(scene, scene.checkpoint(), how)
-        for how in (*PLACE, "a file")
-    },
+
+def _kinds(
+    name: str, path: Callable[[Scene], Path], places: Sequence[str] = PLACE, content: Sequence[str] = CONTENT
+) -> Kinds:
+    """Damage of the content of a file, and things in its place."""
+    made = {f"{name} {how}": lambda scene, how=how: _bytes(scene, path(scene), how) for how in content}
+    return made | {f"{name}: {how}": lambda scene, how=how: _entry(scene, path(scene), how) for how in places}
+
+
+PLAIN: Kinds = {
+    **_kinds("file", Scene.file),
+    **_kinds("manifest", lambda scene: scene.checkpoint() / MANIFEST, ()),
+    **_kinds("checkpoint", Scene.checkpoint, (*PLACE, "a file"), ()),
     "files swapped": lambda scene: _swap(scene, scene.file(), scene.file()),
     "file of another run": lambda scene: _of_another_run(scene, scene.file(".pt")),
     "manifest garbled": lambda scene: _garbled_json(scene, scene.checkpoint() / MANIFEST),
 }
 """damage that checksums show: the newest undamaged checkpoint must be loaded"""
 
-SLY: dict[str, Callable[[Scene], None]] = {
+SLY: Kinds = {
     "checkpoints swapped": lambda scene: _swap(scene, scene.checkpoint(), scene.checkpoint()),
     "checkpoint renamed": _renamed,
     "checkpoint of another run": _checkpoint_of_another_run,
@@ -288,20 +293,14 @@ SLY: dict[str, Callable[[Scene], None]] = {
 }
 """damage with right checksums: one of the run's states must be loaded, or the run refused"""
 
-OWN: dict[str, Callable[[Scene], None]] = {
+OWN: Kinds = {
     **{
-        f"{name} {how}": lambda scene, name=name, how=how: _bytes(scene, scene.run / name, how)
-        for name in OWN_FILES
-        for how in CONTENT
+        key: kind for name in OWN_FILES for key, kind in _kinds(name, lambda scene, name=name: scene.run / name).items()
     },
-    **{
-        f"{name}: {how}": lambda scene, name=name, how=how: _entry(scene, scene.run / name, how)
-        for name in (*OWN_FILES, FOLDER)
-        for how in PLACE
-    },
+    **_kinds(FOLDER, lambda scene: scene.run / FOLDER, content=()),
     "config.yaml garbled": _garbled_config,
     "manifest.json garbled": lambda scene: _garbled_json(scene, scene.run / run_folder.MANIFEST),
     "summary.json garbled": lambda scene: _garbled_json(scene, scene.run / run_folder.SUMMARY),
     "metrics.csv: a file": lambda scene: _entry(scene, scene.run / "metrics.csv", "a file"),
 }
-"""damage beside the checkpoints"""
+"""damage outside of the checkpoints"""

@@ -1,35 +1,21 @@
-"""Forge recordings at random and read each in a process of its own: ``python -m tests.tools.forge --cases 400``.
+"""Forge recordings at random and read each in a copy of this process: ``python -m tests.tools.forge 400 [seed]``.
 
 Each case takes an honest recording of one of the formats, damages or forges it, and reads it in two ways: as
 ``rlplug data`` does, and as a run does, every episode of it. That may end in two ways: with whole episodes, or with one
-line that names the file. Anything else is counted: a traceback, a process that ends by a signal, one that takes more
+line that names the file. Anything else is a fault: a traceback, a process that ends by a signal, one that takes more
 than a minute or more memory than it may, or code in the file that was executed.
-
-A seed determines the cases; without ``--seed`` a new one is drawn and printed.
 """
 
-from __future__ import annotations
-
-import argparse
-import multiprocessing
 import os
-import resource
-import secrets
 import shutil
-import signal
 import sys
-import tempfile
-import time
-import traceback
 import warnings
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import dataclass, field
 from io import StringIO
 from pathlib import Path
 from random import Random
-from typing import Any
 
 import numpy as np
 
@@ -38,35 +24,26 @@ from rlplug.data.recording import Recording
 from rlplug.data.source import Reading
 from rlplug.types import ConfigError, RunError
 from tests.tools import forgeries, forgeries_binary  # noqa: F401  they fill FORGERIES
+from tests.tools.asking import ask, main
 from tests.tools.recordings import FORGERIES, SPEC
 
-LIMIT = 60.0  # seconds that a case may take
-MEMORY = 6 * 2**30  # bytes that its process may add
 LINES = 3  # of an error message
 
 
-class ViolationError(AssertionError):
-    """A forged recording was not handled as it must be."""
-
-
-@dataclass
 class Forger:
     """Runs cases in a folder.
 
     Args:
         work: an empty folder.
         seed: it determines a case, together with the case's number.
-        limit: seconds that a case may take.
     """
 
-    work: Path
-    seed: int = 0
-    limit: float = LIMIT
-    outcomes: Counter[tuple[str, str]] = field(default_factory=Counter)
-    """(kind of forgery, how it ended) -> number of cases"""
+    def __init__(self, work: Path, seed: int = 0) -> None:
+        self.work, self.seed = work, seed
+        self.outcomes: Counter[tuple[str, str]] = Counter()
 
-    def case(self, number: int) -> str:
-        """Run one case, and return how it ended: ``read``, ``refused``, or the kind of its violation."""
+    def faults(self, number: int) -> list[str]:
+        """Run one case and return what is wrong with it."""
         rng, folder = Random(f"{self.seed} {number}"), self.work / f"case{number}"
         kinds = Random(self.seed).sample(sorted(FORGERIES), len(FORGERIES))
         name = kinds[number % len(kinds)]
@@ -75,65 +52,23 @@ class Forger:
         with warnings.catch_warnings():  # of the libraries that forge
             warnings.simplefilter("ignore")
             path = FORGERIES[name](folder, rng, marker)
-        ended, said = self._read(path)
-        if marker.exists():
-            ended, said = "executed", "code in the file was executed"
-        self.outcomes[name, ended] += 1
-        if ended in ("read", "refused"):
-            shutil.rmtree(folder)
-        else:
-            print(f"violation: case {number}, {name}: {ended}: {said}\n  in {path}", file=sys.stderr)
-        return ended
-
-    def _read(self, path: Path) -> tuple[str, str]:
-        """Read a recording in a process of its own."""
-        context = multiprocessing.get_context("fork")  # what reads is imported
-        here, there = context.Pipe(duplex=False)
-        process = context.Process(target=_child, args=(path, there))
-        process.start()
-        there.close()
-        try:
-            if not here.poll(self.limit):
-                return "hang", f"more than {self.limit:g} seconds"
-            return here.recv()
-        except EOFError:
-            process.join()
-            code = process.exitcode or 0
-            return "crash", signal.Signals(-code).name if code < 0 else f"exit code {code}"
-        finally:
-            here.close()
-            process.kill()
-            process.join()
-
-    def table(self) -> str:
-        """Return a table of outcomes by kind of forgery."""
-        ways = ("read", "refused", "traceback", "hang", "crash", "executed")
-        lines = [f"{'forgery':44}" + "".join(f"{way:>11}" for way in ways)]
-        for name in sorted(FORGERIES):
-            counts = [self.outcomes[name, way] for way in ways]
-            if any(counts):
-                lines.append(f"{name:44}" + "".join(f"{count or '':>11}" for count in counts))
-        return "\n".join(lines)
-
-    def count(self, way: str) -> int:
-        return sum(count for (_, ended), count in self.outcomes.items() if ended == way)
+        answer = ask(name, lambda: _read_in_every_way(path), self.work)
+        fault = "something was executed" if marker.exists() else answer.fault((0,))
+        self.outcomes[name, "fault" if fault else answer.printed.strip()] += 1
+        if fault:
+            return [f"case {number}, {name}: {fault}: {answer.printed}\n  in {path}"]
+        shutil.rmtree(folder)
+        return []
 
 
-def _child(path: Path, answer: Any) -> None:
-    """Read a recording in every way, and send how that ended."""
-    held = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (held + MEMORY, held + MEMORY))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    try:
-        ended = [_read(path, lambda: _described(path))]
-        for damaged, unfinished in (("refuse", "refuse"), ("skip", "truncate")):
-            for spec in (SPEC, None):
-                reading = Reading(spec, damaged=damaged, unfinished=unfinished)  # type: ignore[arg-type]
-                ended.append(_read(path, lambda reading=reading: _learned(path, reading)))
-        answer.send(("refused" if "refused" in ended else "read", ""))
-    except BaseException:
-        answer.send(("traceback", traceback.format_exc()))
-    answer.close()
+def _read_in_every_way(path: Path) -> None:
+    """Read a recording, and print whether any way refused it."""
+    ended = [_read(path, lambda: _described(path))]
+    for damaged, unfinished in (("refuse", "refuse"), ("skip", "truncate")):
+        for spec in (SPEC, None):
+            reading = Reading(spec, damaged=damaged, unfinished=unfinished)  # type: ignore[arg-type]
+            ended.append(_read(path, lambda reading=reading: _learned(path, reading)))
+    print("refused" if "refused" in ended else "read")
 
 
 def _read(path: Path, way: Callable[[], None]) -> str:
@@ -146,12 +81,10 @@ def _read(path: Path, way: Callable[[], None]) -> str:
 
 
 def _check_message(message: str, path: Path) -> None:
-    if not message.strip() or len(message.splitlines()) > LINES:
-        raise ViolationError(f"the message is too long, or empty: {message}")
-    if not all(letter.isprintable() or letter == "\n" for letter in message):
-        raise ViolationError(f"the message has letters that a terminal obeys: {message!r}")
-    if path.name.split(".")[0] not in message:
-        raise ViolationError(f"the message does not name the file: {message}")
+    assert message.strip(), "the message is empty"
+    assert len(message.splitlines()) <= LINES, f"the message is too long: {message}"
+    assert all(letter.isprintable() or letter == "\n" for letter in message), f"a terminal obeys {message!r}"
+    assert path.name.split(".")[0] in message, f"the message does not name the file: {message}"
 
 
 def _described(path: Path) -> None:
@@ -159,10 +92,9 @@ def _described(path: Path) -> None:
     out, err = StringIO(), StringIO()
     with redirect_stdout(out), redirect_stderr(err):
         code = rlplug(["data", str(path)])
-    if "Traceback" in err.getvalue() or code not in (0, 1, 2):
-        raise ViolationError(f"exit code {code}: {err.getvalue()}")
-    if "nan" in out.getvalue().split() or "inf" in out.getvalue().split():
-        raise ViolationError(f"it shows numbers that are not finite: {out.getvalue()}")
+    assert "Traceback" not in err.getvalue()
+    assert code in (0, 1, 2), f"exit code {code}: {err.getvalue()}"
+    assert not {"nan", "inf"} & {*out.getvalue().split()}, f"numbers that are not finite: {out.getvalue()}"
     if code == 2:
         _check_message(err.getvalue(), path)
 
@@ -179,31 +111,6 @@ def _learned(path: Path, reading: Reading) -> None:
         assert np.isfinite(rows["reward"]).all()
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command and return its exit code: 1 after a violation."""
-    parser = argparse.ArgumentParser(prog="python -m tests.tools.forge", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--cases", type=int, default=400)
-    parser.add_argument("--seed", type=int, default=None)
-    parser.add_argument("--only", type=int, help="one case, by its number; needs --seed")
-    options = parser.parse_args(argv)
-    seed = secrets.randbelow(2**31) if options.seed is None else options.seed
-    work = Path(tempfile.mkdtemp(prefix="rlplug-forge-"))
-    forger, began = Forger(work, seed), time.monotonic()
-    numbers = range(options.cases) if options.only is None else [options.only]
-    for number in numbers:
-        if forger.case(number) not in ("read", "refused"):
-            print(f"again: python -m tests.tools.forge --seed {seed} --only {number}", file=sys.stderr)
-    print(forger.table())
-    bad = {way: forger.count(way) for way in ("traceback", "hang", "crash", "executed")}
-    took = time.monotonic() - began
-    print(
-        f"seed {seed}: {len(numbers)} recordings in {took:.0f} s, {', '.join(f'{n} {way}' for way, n in bad.items())}"
-    )
-    if not any(bad.values()):
-        shutil.rmtree(work)
-    return int(any(bad.values()))
-
-
 if __name__ == "__main__":
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    sys.exit(main())
+    sys.exit(main(Forger, sys.argv[1:]))

@@ -1,7 +1,5 @@
 """Ways to damage or forge recordings: of any format, and JSON lines."""
 
-from __future__ import annotations
-
 import base64
 import json
 import os
@@ -12,15 +10,16 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-import h5py
 import lz4.frame
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from tests.data.episodes import as_hdf5, as_npz
 from tests.tools.recordings import (
     HONEST,
     Executed,
+    altered,
     columns,
     forged,
     forgery,
@@ -37,52 +36,50 @@ from tests.tools.recordings import (
 # ---- damage of any format -------------------------------------------------------------------------------------------
 
 
-@forgery
-def bytes_flipped(folder: Path, rng: Random, marker: Path) -> Path:
-    path = rng.choice(HONEST)(folder, rng)
-    data = bytearray(path.read_bytes())
+@altered
+def bytes_flipped(data: bytearray, rng: Random) -> None:
     for _ in range(rng.choice([1, 1, 2, 5, 20, 100])):
         data[rng.randrange(len(data))] = rng.randrange(256)
-    path.write_bytes(data)
-    return path
 
 
-@forgery
-def heads_and_tails_flipped(folder: Path, rng: Random, marker: Path) -> Path:
+@altered
+def heads_and_tails_flipped(data: bytearray, rng: Random) -> None:
     """Where formats keep what they say of themselves."""
-    path = rng.choice(HONEST)(folder, rng)
-    data = bytearray(path.read_bytes())
     for _ in range(rng.choice([1, 2, 5])):
         place = min(int(rng.expovariate(1 / 60)), len(data) - 1)
         data[rng.choice([place, len(data) - 1 - place])] = rng.choice([0, 1, 127, 128, 255, rng.randrange(256)])
-    path.write_bytes(data)
-    return path
 
 
-@forgery
-def numbers_made_huge(folder: Path, rng: Random, marker: Path) -> Path:
-    path = rng.choice(HONEST)(folder, rng)
-    data = bytearray(path.read_bytes())
+@altered
+def numbers_made_huge(data: bytearray, rng: Random) -> None:
     for _ in range(rng.choice([1, 3])):
         value, place = rng.choice([2**31 - 1, 2**32 - 1, 2**63 - 1, 2**64 - 1, 2**40, 0]), rng.randrange(len(data))
         data[place : place + 8] = struct.pack("<Q", value)
-    path.write_bytes(data)
-    return path
 
 
-@forgery
-def cut_off(folder: Path, rng: Random, marker: Path) -> Path:
-    path = rng.choice(HONEST)(folder, rng)
-    path.write_bytes(path.read_bytes()[: rng.randrange(path.stat().st_size)])
-    return path
+@altered
+def cut_off(data: bytearray, rng: Random) -> None:
+    del data[rng.randrange(len(data)) :]
 
 
-@forgery
-def a_part_missing_or_twice(folder: Path, rng: Random, marker: Path) -> Path:
-    path = rng.choice(HONEST)(folder, rng)
-    data = path.read_bytes()
+@altered
+def a_part_missing_or_twice(data: bytearray, rng: Random) -> bytearray:
     low, high = sorted(rng.randrange(len(data)) for _ in range(2))
-    path.write_bytes(data[:low] + data[high:] if rng.random() < 0.5 else data[:high] + data[low:])
+    return data[:low] + data[high:] if rng.random() < 0.5 else data[:high] + data[low:]
+
+
+@forgery
+def no_recording(folder: Path, rng: Random, marker: Path) -> Path:
+    """Random bytes with the head of a format, a pipe, or a link to a device, to itself or to nowhere."""
+    path = folder / f"a{rng.choice(['.npz', '.hdf5', '.parquet', '.json'])}"
+    heads = [b"", b"PK\x03\x04", b"\x89HDF\r\n\x1a\n", b"PAR1", b'{"type": "SampleBatch", ', b"\x93NUMPY\x01\x00"]
+    kind = rng.choice(["bytes", "pipe", "link"])
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "link":
+        path.symlink_to(rng.choice(["/dev/zero", "/dev/urandom", "/dev/tty", path.name, "/nowhere"]))
+    else:
+        path.write_bytes(rng.choice(heads) + rng.randbytes(rng.choice([0, 1, 100, 5000])))
     return path
 
 
@@ -90,28 +87,6 @@ def a_part_missing_or_twice(folder: Path, rng: Random, marker: Path) -> Path:
 def of_another_format(folder: Path, rng: Random, marker: Path) -> Path:
     path = rng.choice(HONEST)(folder, rng)
     return path.rename(folder / f"a{rng.choice(['.npz', '.hdf5', '.h5', '.parquet', '.json', '.jsonl'])}")
-
-
-@forgery
-def random_bytes(folder: Path, rng: Random, marker: Path) -> Path:
-    path = folder / f"a{rng.choice(['.npz', '.hdf5', '.parquet', '.json'])}"
-    heads = [b"", b"PK\x03\x04", b"\x89HDF\r\n\x1a\n", b"PAR1", b'{"type": "SampleBatch", ', b"\x93NUMPY\x01\x00"]
-    path.write_bytes(rng.choice(heads) + rng.randbytes(rng.choice([0, 1, 100, 5000])))
-    return path
-
-
-@forgery
-def a_fifo(folder: Path, rng: Random, marker: Path) -> Path:
-    path = folder / f"a{rng.choice(['.npz', '.hdf5', '.parquet', '.json'])}"
-    os.mkfifo(path)
-    return path
-
-
-@forgery
-def a_link_to_a_device(folder: Path, rng: Random, marker: Path) -> Path:
-    path = folder / f"a{rng.choice(['.npz', '.hdf5', '.parquet', '.json'])}"
-    path.symlink_to(rng.choice(["/dev/zero", "/dev/urandom", "/dev/tty", path.name, "/nowhere"]))
-    return path
 
 
 @forgery
@@ -141,13 +116,7 @@ def numbers_that_are_none(folder: Path, rng: Random, marker: Path) -> Path:
     leaf = values[name].reshape(-1)
     for _ in range(rng.choice([1, len(leaf)])):
         leaf[rng.randrange(len(leaf))] = rng.choice([np.nan, np.inf, -np.inf])
-    if rng.random() < 0.5:
-        np.savez(folder / "a.npz", **values)  # type: ignore[arg-type]
-        return folder / "a.npz"
-    with h5py.File(folder / "a.hdf5", "w") as file:
-        for key, one in values.items():
-            file[key] = one
-    return folder / "a.hdf5"
+    return rng.choice([as_npz, as_hdf5])(folder, values)
 
 
 KINDS: dict[str, Callable[[int], Any]] = {
@@ -173,19 +142,15 @@ def columns_of_other_kinds(folder: Path, rng: Random, marker: Path) -> Path:
     n = len(values["rewards"])
     values[name] = KINDS[rng.choice([*KINDS])](n)
     form = rng.choice(["npz", "hdf5", "parquet"])
-    path = folder / f"a.{form}"
     if form == "npz":
-        np.savez(path, **values)  # type: ignore[arg-type]
-    elif form == "hdf5":
-        with h5py.File(path, "w") as file:
-            for key, leaf in values.items():
-                if key not in ("observations/a",):
-                    file[key] = leaf.astype("S") if leaf.dtype.kind == "U" else leaf
-    else:
-        sized = {key: leaf for key, leaf in values.items() if leaf.shape[:1] == (n,) and leaf.dtype.kind not in "cV"}
-        made = {key: pa.array(leaf) if leaf.ndim == 1 else leaf.tolist() for key, leaf in sized.items()}
-        pq.write_table(pa.table(made), path)
-    return path
+        return as_npz(folder, values)
+    if form == "hdf5":
+        texts = {key: leaf.astype("S") if leaf.dtype.kind == "U" else leaf for key, leaf in values.items()}
+        return as_hdf5(folder, {key: leaf for key, leaf in texts.items() if key != "observations/a"})
+    sized = {key: leaf for key, leaf in values.items() if leaf.shape[:1] == (n,) and leaf.dtype.kind not in "cV"}
+    made = {key: pa.array(leaf) if leaf.ndim == 1 else leaf.tolist() for key, leaf in sized.items()}
+    pq.write_table(pa.table(made), folder / "a.parquet")
+    return folder / "a.parquet"
 
 
 @forgery
@@ -193,8 +158,7 @@ def columns_missing(folder: Path, rng: Random, marker: Path) -> Path:
     values = columns(rng)
     for name in rng.sample([*values], rng.randint(1, len(values))):
         del values[name]
-    np.savez(folder / "a.npz", **values)  # type: ignore[arg-type]
-    return folder / "a.npz"
+    return as_npz(folder, values)
 
 
 # ---- JSON lines -----------------------------------------------------------------------------------------------------
@@ -273,12 +237,7 @@ def a_compressed_bomb(folder: Path, rng: Random, marker: Path) -> Path:
 @forgery
 def packed_texts_that_are_none(folder: Path, rng: Random, marker: Path) -> Path:
     texts = ["", "a", "ä" * 9, base64.b64encode(b"no lz4").decode(), pack_bytes(b""), pack_bytes(b"\x80\x05."), "\x00"]
-    texts += [
-        pack_bytes(b"(" * 10**5 + b"."),
-        pack_bytes(b"]" * 10**5 + b"a" * 10**5 + b"."),
-        pack_bytes(b"N."),
-        "=====",
-    ]
+    texts += [*map(pack_bytes, (b"(" * 10**5 + b".", b"]" * 10**5 + b"a" * 10**5 + b".", b"N.")), "====="]
     return with_obs(folder, rng, rng.choice(texts))
 
 

@@ -1,7 +1,5 @@
 """Ways to forge recordings: parquet, HDF5 and npz."""
 
-from __future__ import annotations
-
 import io
 import json
 import os
@@ -16,16 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tests.tools.recordings import (
-    Executed,
-    columns,
-    forged,
-    forgery,
-    hdf5,
-    minari,
-    npz,
-    own_parquet,
-)
+from tests.tools.recordings import Executed, columns, forged, forgery, hdf5, minari, npz, own_parquet
 
 # ---- parquet --------------------------------------------------------------------------------------------------------
 
@@ -47,15 +36,8 @@ def other_columns_under_a_footer(folder: Path, rng: Random, marker: Path) -> Pat
     path = own_parquet(folder, rng)
     whole = pq.read_table(path)
     i, n = rng.randrange(whole.num_columns), whole.num_rows
-    others = [
-        pa.array(["a"] * n),
-        pa.array([None] * n),
-        pa.array([[1.0]] * n),
-        pa.array([2**62] * n),
-        pa.array([0.5] * n),
-    ]
-    others += [pa.array([{"a": 1}] * n), pa.array([b"12345678"] * n, pa.binary(8)), pa.array([True] * n)]
-    other = rng.choice(others)
+    others = [pa.array([value] * n) for value in ("a", None, [1.0], 2**62, 0.5, {"a": 1}, True)]
+    other = rng.choice([*others, pa.array([b"12345678"] * n, pa.binary(8))])
     column = pa.field(rng.choice([whole.column_names[i], "b"]), other.type)
     pq.write_table(rng.choice([whole.set_column(i, column, other), whole.remove_column(i)]), path)
     return path
@@ -75,15 +57,8 @@ def other_rows_under_a_footer(folder: Path, rng: Random, marker: Path) -> Path:
 def tables_of_other_types(folder: Path, rng: Random, marker: Path) -> Path:
     values: dict[str, Any] = {name: leaf.tolist() for name, leaf in columns(rng).items()}
     n, name = len(values["rewards"]), rng.choice([*values, "episode"])
-    others: list[Any] = [
-        ["a"] * n,
-        [None] * n,
-        [[1.0], [2.0, 3.0]] * n,
-        [[None, 1.0]] * n,
-        [[[1.0]]] * n,
-        [{"a": 1}] * n,
-    ]
-    others += [[b"a"] * n, [[]] * n, [2**63 - 1] * n, [None, *values["rewards"][1:]], [[["a"]]] * n]
+    every: tuple[Any, ...] = ("a", None, [None, 1.0], [[1.0]], {"a": 1}, b"a", [], 2**63 - 1, [["a"]])
+    others = [*([value] * n for value in every), [[1.0], [2.0, 3.0]] * n, [None, *values["rewards"][1:]]]
     values[name] = pa.array(rng.choice(others)[:n])
     if rng.random() < 0.3:
         kind = rng.choice([pa.timestamp("s"), pa.decimal128(22, 2), pa.time64("us"), pa.int8()])
@@ -147,32 +122,21 @@ def hdf5_kept_elsewhere(folder: Path, rng: Random, marker: Path) -> Path:
 def hdf5_of_other_things(folder: Path, rng: Random, marker: Path) -> Path:
     path = hdf5(folder, rng)
     with h5py.File(path, "a") as file:
-        name = rng.choice(
-            ["observations", "next_observations", "actions", "rewards", "terminals", "infos", "episode_0"]
-        )
+        name = rng.choice([*columns(rng), "infos", "episode_0"])
         if name in file:
             del file[name]
-        kind = rng.randrange(9)
-        if kind == 0:
-            file.create_group(name)
-        elif kind == 1:
-            file.create_dataset(name, (2**40,), np.float32, chunks=(2**20,), compression="gzip")
-        elif kind == 2:
-            file.create_dataset(name, data=["a", "b"], dtype=h5py.string_dtype())
-        elif kind == 3:
-            file.create_dataset(name, (3,), h5py.vlen_dtype(np.float32))
-        elif kind == 4:
-            file.create_dataset(name, data=[file.ref] * 3, dtype=h5py.ref_dtype)
-        elif kind == 5:
-            file.create_dataset(name, data=h5py.Empty("f4"))
-        elif kind == 6:
-            file.create_dataset(name, data=np.float32(1))
-        elif kind == 7:
-            file[name] = np.dtype("f4")
-        else:
-            group = file.create_group(name)
-            for _ in range(rng.choice([3, 300])):
-                group = group.create_group("a")
+        things = [
+            lambda: file.create_group(name),
+            lambda: file.create_dataset(name, (2**40,), np.float32, chunks=(2**20,), compression="gzip"),
+            lambda: file.create_dataset(name, data=["a", "b"], dtype=h5py.string_dtype()),
+            lambda: file.create_dataset(name, (3,), h5py.vlen_dtype(np.float32)),
+            lambda: file.create_dataset(name, data=[file.ref] * 3, dtype=h5py.ref_dtype),
+            lambda: file.create_dataset(name, data=h5py.Empty("f4")),
+            lambda: file.create_dataset(name, data=np.float32(1)),
+            lambda: file.__setitem__(name, np.dtype("f4")),
+            lambda: file.create_group(name + "/a" * rng.choice([3, 300])),
+        ]
+        rng.choice(things)()
     return path
 
 
@@ -202,18 +166,8 @@ def npz_with_forged_headers(folder: Path, rng: Random, marker: Path) -> Path:
     path = npz(folder, rng)
     with zipfile.ZipFile(path) as file:
         entries = {name: file.read(name) for name in file.namelist()}
-    shapes = [
-        "(3,)",
-        "(10**12,)",
-        "(1000000000000,)",
-        "(-1,)",
-        "()",
-        "(2, -3)",
-        "3",
-        "(1.5,)",
-        "(0, 4611686018427387904)",
-        "(" * 300,
-    ]
+    shapes = ["(3,)", "(10**12,)", "(1000000000000,)", "(-1,)", "()", "(2, -3)", "3", "(1.5,)", "(" * 300]
+    shapes.append("(0, 4611686018427387904)")
     types = ["'<f4'", "'|O'", "'<U9'", "[('a', '<f4')]", "'<f9'", "'V8'", "1", "'<M8[s]'", "'(1000,1000)f8'"]
     name = rng.choice([*entries])
     entries[name] = _entry(

@@ -1,4 +1,4 @@
-"""Damage checkpoints at random and check that nothing wrong is ever loaded: ``python -m tests.tools.fuzz <run>``.
+"""Damage checkpoints at random and check that nothing wrong is ever loaded: ``python -m tests.tools.fuzz <run> 1000``.
 
 Each case copies a run folder, damages the copy, and loads it as ``resume`` does. That may end in two ways: with the
 state of one of the run's own checkpoints, bit for bit, or with one error of few lines. After damage that checksums show
@@ -6,13 +6,9 @@ it has to be the newest undamaged checkpoint. Anything else is a violation: anot
 a file that was executed. The run folder itself is only read.
 """
 
-from __future__ import annotations
-
-import argparse
 import hashlib
 import shutil
 import sys
-import tempfile
 import traceback
 import warnings
 from collections import Counter
@@ -35,10 +31,10 @@ from rlplug.run import launch
 from rlplug.run import run_dir as run_folder
 from rlplug.run.callbacks import capture, restore
 from rlplug.types import ConfigError, RunError, Tree
+from tests.tools.asking import MOST_LINES
+from tests.tools.asking import main as campaign
 from tests.tools.damage import OWN, PLAIN, SLY, Scene, candidates, copied
 
-MOST_LINES = 40
-"""of an error message, which has a line for each wrong key or each checkpoint"""
 RESUMED = 10
 """one case in so many goes through the whole of ``resume``; so do those that damage more than checkpoints"""
 
@@ -233,7 +229,7 @@ class Fuzzer:
             raise ViolationError(f"it went on from {name} and came to another end")
         if not any(name.startswith(("config.yaml", "metrics.csv")) for name in names) and steps != self.ends[name][1]:
             raise ViolationError(
-                f"it went on from {name} with other rows of metrics: {steps}, not {self.ends[name][1]}"
+                f"it went on from {name} with other rows of metrics than {self.ends[name][1]}: {steps}"
             )
         return self._right(name, expected)
 
@@ -241,10 +237,7 @@ class Fuzzer:
         """Return overrides that keep a run with a damaged configuration short."""
         try:
             raw = yaml.safe_load((run / "config.yaml").read_bytes())
-            if {key: raw[key] for key in ("total_steps", "eval")} == {
-                "total_steps": self.total,
-                "eval": self.config["eval"],
-            }:
+            if (raw["total_steps"], raw["eval"]) == (self.total, self.config["eval"]):
                 return []
         except (OSError, ValueError, KeyError, TypeError, RecursionError, yaml.YAMLError):
             return []
@@ -262,55 +255,24 @@ class Fuzzer:
             raise ViolationError(f"{name} was loaded, not {expected or 'nothing'}")
         return "newest" if name == max(self.ends) else "older"
 
-    def table(self) -> str:
-        """Return a table of outcomes by kind of damage."""
-        ways = ("newest", "older", "refused", "stopped", "from the beginning", "finished")
-        lines = [f"{'damage':36}" + "".join(f"{way:>20}" for way in ways)]
-        for kind in (PLAIN, SLY, OWN):
-            lines += [
-                f"{name:36}" + "".join(f"{self.outcomes[name, way] or '':>20}" for way in ways)
-                for name in kind
-                if any(self.outcomes[name, way] for way in ways)
-            ]
-        return "\n".join(lines)
+    def faults(self, number: int) -> list[str]:
+        """Run one case and return its violation."""
+        try:
+            self.case(number)
+        except ViolationError as error:
+            traceback.print_exception(error.__cause__)
+            return [f"{error}; the folder is {self.work / 'violation'}"]
+        return []
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command and return its exit code: 1 after a violation, 2 for bad input."""
-    parser = argparse.ArgumentParser(prog="python -m tests.tools.fuzz", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("run", type=Path, help="a run folder; it is only read")
-    parser.add_argument("--cases", type=int, default=1000)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", type=int, help="one case, by its number; its folder is kept")
-    parser.add_argument("--keep-going", action="store_true", help="report every violation, not only the first")
-    options = parser.parse_args(argv)
-    work = Path(tempfile.mkdtemp(prefix="rlplug-fuzz-"))
+def main(words: Sequence[str]) -> int:
+    """Run the command, ``<run> <cases> [seed [the only case]]``, and return its exit code: 2 for bad input."""
     try:
-        fuzzer = Fuzzer(options.run, work / "fuzz", options.seed)
+        return campaign(lambda work, seed: Fuzzer(Path(words[0]), work / "fuzz", seed), words[1:])
     except (ConfigError, RunError) as error:
         print(f"fuzz: {error}", file=sys.stderr)
-        shutil.rmtree(work)
         return 2
-    violations = 0
-    for number in range(options.cases) if options.only is None else [options.only]:
-        try:
-            fuzzer.case(number)
-        except ViolationError as error:
-            violations += 1
-            if error.__cause__ is not None and not options.keep_going:
-                traceback.print_exception(error.__cause__)
-            print(
-                f"violation: {error}\nagain: python -m tests.tools.fuzz --seed {options.seed} --only {number} "
-                f"{options.run}; the folder is {fuzzer.work / 'violation'}",
-                file=sys.stderr,
-            )
-            if not options.keep_going:
-                return 1
-    print(fuzzer.table())
-    print(f"{options.cases} cases, {violations} violations")
-    shutil.rmtree(work)
-    return 1 if violations else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -12,8 +12,6 @@ is not a multiple of ``log.every``, so that every checkpoint holds metrics that 
 Exit code: 0 equal; 1 not equal, or a resume failed; 2 bad input.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import multiprocessing

@@ -6,132 +6,41 @@ Without a seed, there is a new one, which is printed. What would train is checke
 given few steps. Every line is answered by a copy of one process that has imported everything.
 """
 
-from __future__ import annotations
-
-import os
 import random
-import resource
-import signal
+import shutil
 import sys
-import tempfile
-import time
-import traceback
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rlplug.cli import main
 from rlplug.config import compose, option_names
+from tests.tools.asking import Answer, ask
+from tests.tools.asking import main as campaign
 
-LIMIT_S = 60
-MEMORY = 12 * 1024**3  # of address space, of which a process with torch takes some
 GROUPS = ("algo", "env", "model", "buffer", "exploration", "loop", "hardware", "logger", "experiment", "tuned")
-VALUES = (
-    *("-1", "0", "1.5", "1e30", "-1e-30", "99999999999999999999", "nan", "inf", "-inf", "true", "null", "''", "word"),
-    *(
-        "[]",
-        "[1,2]",
-        "[a,[b]]",
-        "{}",
-        "{a:1}",
-        "[[0,1],[0,2]]",
-        "[[5,1],[1,2]]",
-        "${nope}",
-        "${algo}",
-        "${oc.env:NOPE}",
-    ),
-    *(
-        "héé",
-        "名前",
-        "🙂",
-        "\u200b",
-        "\u202eabc",
-        "\uff41\uff4c\uff47\uff4f",
-        "1_000",
-        "0x10",
-        "1,",
-        "'",
-        '"',
-        "x=y",
-        "a b",
-        "..",
-        "/",
-        "\\",
-    ),
-    *("1e3", "9223372036854775807", "9223372036854775808", "2147483648", "1e400", "100k", "linear", "auto", "0.0"),
-    *(
-        "range(3)",
-        "choice(1,2)",
-        "glob(*)",
-        "int(3)",
-        "sort(3,1)",
-        "[[0,1],[1e30,2]]",
-        "[[0,1e-3],['${total_steps}',0]]",
-    ),
-    *("[100000,100000]", "[0]", "[-3]", "x" * 5000, "!!python/object:os.system", "???", "@", "#", "$", "%s", "{}{}"),
-)
+WORDS = r"""
+-1 0 1.5 1e30 -1e-30 99999999999999999999 nan inf -inf true null '' word [] [1,2] [a,[b]] {} {a:1} [0] [-3] 1e3 1e400
+[[0,1],[0,2]] [[5,1],[1,2]] [[0,1],[1e30,2]] [[0,1e-3],['${total_steps}',0]] [100000,100000] ${nope} ${algo} 100k 0.0
+${oc.env:NOPE} héé 名前 🙂 1_000 0x10 1, ' " x=y .. / \ 9223372036854775807 9223372036854775808 2147483648 linear auto
+range(3) choice(1,2) glob(*) int(3) sort(3,1) !!python/object:os.system ??? @ # $ %s {}{}
+"""
+VALUES = (*WORDS.split(), "a b", "x" * 5000, "\u200b", "\u202eabc", "\uff41\uff4c\uff47\uff4f")
+ODD = """
+= == a= =a algo algo= algo==sac algo=ppo=sac algo. .algo=ppo algo..lr=1 ~ ~algo +algo=sac ++ + --nope - -z --cfg trian
+resume evaluate env.id=.:Y-v0 hydra.run.dir=/proc/x hydra.nope=1 hydra/nope=1 hydra.run.dir='' hydra=null hydra.job=3
+hydra.searchpath=[file:///nowhere] num_envs=1e9 hardware.threads=99999999999 algo=[ppo algo=ppo] algo={ppo algo='ppo
+env=cartpole,pendulum seed=range(3) seed=choice(1,2) model.hidden=[100000,100000]
+"""
 ODDITIES = (
-    *(
-        "=",
-        "==",
-        "a=",
-        "=a",
-        "algo",
-        "algo=",
-        "algo==sac",
-        "algo=ppo=sac",
-        "algo.",
-        ".algo=ppo",
-        "algo..lr=1",
-        "~",
-        "~algo",
-    ),
-    *("+algo=sac", "++", "+", "--nope", "-", "-z", "--cfg", "--package nope", "--cfg nope", "--info nope"),
-    *("algo=[ppo", "algo=ppo]", "algo={ppo", "algo='ppo", "env=cartpole,pendulum", "seed=range(3)", "seed=choice(1,2)"),
-    *(
-        "train train",
-        "trian",
-        "resume",
-        "resume nowhere",
-        "evaluate",
-        "evaluate nowhere",
-        "plugins nope",
-    ),
-    *(
-        "plugins algo nope",
-        "resume " + "x" * 5000,
-        "evaluate /dev/null",
-        "resume /etc/passwd",
-        "experiment=null --cfg job",
-    ),
-    *(
-        "-m seed=range(1,1)",
-        "algo=ppo -m seed=1,2,x",
-        "-m algo=ppo,",
-        "-m hydra/launcher=nope seed=1,2",
-        "env.id=.:Y-v0",
-    ),
-    *(
-        "env=gymnasium env.id=:",
-        "env=gymnasium env.id=a:b:c",
-        "env=gymnasium env.id=os:system",
-        "hydra.run.dir=/proc/x",
-    ),
-    *(
-        "hydra.nope=1",
-        "hydra/nope=1",
-        "hydra.searchpath=[file:///nowhere]",
-        "hydra.run.dir=''",
-        "hydra=null",
-        "hydra.job=3",
-    ),
-    *(
-        "hardware=ray hardware.devices=100",
-        "num_envs=1e9",
-        "hardware.threads=99999999999",
-        "model.hidden=[100000,100000]",
-    ),
+    *ODD.split(),
+    *("train train", "resume nowhere", "evaluate nowhere", "plugins nope", "plugins algo nope", "resume " + "x" * 5000),
+    *("evaluate /dev/null", "resume /etc/passwd", "experiment=null --cfg job", "--package nope", "--cfg nope"),
+    *("--info nope", "-m seed=range(1,1)", "algo=ppo -m seed=1,2,x", "-m algo=ppo,", "env=gymnasium env.id=os:system"),
+    *("-m hydra/launcher=nope seed=1,2", "env=gymnasium env.id=:", "env=gymnasium env.id=a:b:c"),
+    "hardware=ray hardware.devices=100",
 )
 SWEPT = (
     *("range(1e9)", "range(0,1,1e-12)", "range(1,5,0)", "shuffle(range(1000000000))", "interval(0,1)", "choice(1,x)"),
@@ -155,6 +64,7 @@ PLACES = (
     *("runs", "latest", ".", "..", "/", "/proc", "/dev/null", "/etc/passwd", "~", "*", "**", "nope/*", "\0", "--json"),
     *("data.path=../../..", "data.path=/dev", "data.path=[]", "x" * 300, "algo", "algo sac", "--explore", "a/../b"),
 )
+MOST = 10_000  # lines of one seed
 TRAINED = 50
 """one line in so many is trained"""
 TINY = (
@@ -224,7 +134,10 @@ def generate(count: int, seed: int) -> list[list[str]]:
 
     def word() -> list[str]:
         verb = rng.choice(
-            ["resume", "evaluate", "estimate", "data", "plugins", "new", "check", "profile", "play", "plot"]
+            [
+                *("resume", "evaluate", "estimate", "data", "plugins", "new", "check", "profile", "play"),
+                *("runs", "diff", "plot", "report"),
+            ]
         )
         said = [verb, *(rng.choice([*PLACES, *value(), *key()]) for _ in range(rng.randint(0, 3)))]
         return said if verb != "profile" else [*said, "algo=nope"]
@@ -244,97 +157,42 @@ def generate(count: int, seed: int) -> list[list[str]]:
     return [(rng.choice(kinds) if i % TRAINED else tiny)() for i in range(count)]
 
 
-@dataclass
-class Answer:
-    line: list[str]
-    code: int | None  # None: it took too long
-    printed: str
-    seconds: float
+class Lines:
+    """Command lines, each of which a copy of this process answers in an empty folder.
 
-    @property
-    def fault(self) -> str | None:
-        """What is wrong with the answer; None: nothing."""
-        if self.code is None:
-            return f"no answer in {LIMIT_S} s"
-        if "Traceback (most recent call last)" in self.printed:
-            return "a traceback"
-        stopped = self.code == 1 and self.line[0] == "train" and self.printed.count("rlplug: ") > 0
-        if self.code not in (0, 2) and not stopped:
-            return f"exit code {self.code}"
-        said = [line for line in self.printed.splitlines() if line.startswith("rlplug: ")]
-        most = 3 * len(self.line)  # a line for each mistake, and a library may warn
-        if self.code == 2 and not (said and len(self.printed.splitlines()) <= most):
-            return f"{len(self.printed.splitlines())} lines, {len(said)} of them its own"
-        return None
+    Args:
+        work: an empty folder.
+        seed: it determines the lines.
+        lines: these instead of generated ones.
+    """
 
+    def __init__(self, work: Path, seed: int, lines: Sequence[str] = ()) -> None:
+        import rlplug.cli.check
+        import rlplug.cli.describe
+        import rlplug.cli.train
+        import rlplug.run.build  # noqa: F401  what every copy of this process needs
 
-def ask(line: Sequence[str]) -> Answer:
-    """Give a command line to rlplug, in a copy of this process; what would train is checked only."""
-    is_run = not any(word.startswith("-") for word in line) and "=" in line[0]
-    arguments = ["check", *line] if is_run else list(line)
-    begin = time.monotonic()
-    with tempfile.TemporaryDirectory() as folder:
-        output = Path(folder) / "output"
-        if not (child := os.fork()):
-            try:
-                os.chdir(folder)
-                os.setsid()
-                descriptor = os.open(output, os.O_CREAT | os.O_WRONLY)
-                for stream in (1, 2):
-                    os.dup2(descriptor, stream)
-                resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-                sys.stdout, sys.stderr = (open(stream, "w", closefd=False) for stream in (1, 2))  # noqa: SIM115
-                code = main(arguments)
-            except SystemExit as end:
-                code = end.code if isinstance(end.code, int) else 1
-            except BaseException:
-                traceback.print_exc()
-                code = 1
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(code)
-        code = None
-        while time.monotonic() - begin < LIMIT_S:
-            done, status = os.waitpid(child, os.WNOHANG)
-            if done:
-                code = os.waitstatus_to_exitcode(status)
-                break
-            time.sleep(0.005)
-        else:
-            os.killpg(child, signal.SIGKILL)
-            os.waitpid(child, 0)
-        text = output.read_text(encoding="utf-8", errors="replace") if output.exists() else ""
-    return Answer(list(line), code, text, time.monotonic() - begin)
+        self.work, self.outcomes = work, Counter[tuple[str, str]]()
+        self.lines = [line.split(" ") for line in lines] or generate(MOST, seed)
+
+    def faults(self, number: int) -> list[str]:
+        """Ask one line; what would train is checked only."""
+        line = self.lines[number]
+        is_run = not any(word.startswith("-") for word in line) and "=" in line[0]
+        (folder := self.work / str(number)).mkdir()
+        answer = ask(" ".join(line), lambda: main(["check", *line] if is_run else list(line)), folder)
+        shutil.rmtree(folder)
+        self.outcomes["exit code", str(answer.code)] += 1
+        fault = fault_of(line, answer)
+        return [f"{answer.what[:300]}: {fault}\n{answer.printed[-1500:]}"] if fault else []
 
 
-def run(lines: Sequence[Sequence[str]]) -> list[Answer]:
-    """Return the answers to command lines, and print those that are wrong."""
-    import rlplug.cli.check
-    import rlplug.cli.describe
-    import rlplug.cli.train
-    import rlplug.run.build  # noqa: F401  what every copy of this process needs
-
-    answers: list[Answer] = []
-    for line in lines:
-        answers.append(answer := ask(line))
-        if answer.fault:
-            print(f"--- {' '.join(line)[:300]}: {answer.fault}\n{answer.printed[-1500:]}", flush=True)
-    return answers
+def fault_of(line: Sequence[str], answer: Answer) -> str | None:
+    """Return what is wrong with the answer to a line: it may have a line for each mistake, and a library may warn."""
+    return answer.fault((0, 1, 2) if line[0] == "train" else (0, 2), 3 * len(line), longest=20_000)
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "odd":
-        answers = run([line.split(" ") for line in ODDITIES])
-    else:
-        seed = int(sys.argv[2]) if len(sys.argv) > 2 else random.SystemRandom().randrange(10**6)
-        print(f"seed {seed}", flush=True)
-        answers = run(generate(int(sys.argv[1]), seed))
-    bad = [answer for answer in answers if answer.fault]
-    codes = {
-        code: sum(answer.code == code for answer in answers) for code in sorted({a.code for a in answers}, key=str)
-    }
-    slowest = max(answers, key=lambda answer: answer.seconds)
-    print(
-        f"{len(answers)} lines, exit codes {codes}, {len(bad)} faults; slowest {slowest.seconds:.1f} s: {slowest.line}"
-    )
-    sys.exit(bool(bad))
+    odd = sys.argv[1] == "odd"
+    make = partial(Lines, lines=ODDITIES if odd else ())
+    sys.exit(campaign(make, [str(len(ODDITIES)), "0"] if odd else sys.argv[1:]))

@@ -10,8 +10,6 @@ package whose YAML file is wrong only when somebody chooses it is chosen, too, a
 Left out is what no reader of a manifest survives, since a manifest is code: one that ends the process or its threads.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import re
@@ -22,15 +20,15 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias
 
-LIMIT_S = 60
+from tests.tools.asking import ESCAPES, LIMIT_S, Answer
+
 TOGETHER = 10  # packages of one folder
-ESCAPES = ("\x1b[31m", "\x1b]0;owned\x07", "\x07", "\x08" * 9, "\u202e", "\x9b2J", "\r", "\u2028", "\x7f", "\x00")
 HUGE = 3 * 2**30  # bytes of a file that takes none on disk
 HEAD = "from rlplug import Component, hookimpl\n"
 GOOD = HEAD + "@hookimpl\ndef rlplug_components(): return [Component('env', {name!r}, {target!r})]\n"
@@ -76,17 +74,17 @@ class Scene:
     def manifest(self, content: str | bytes) -> None:
         self.write("__init__.py", content)
 
-    def components(self, code: str) -> None:
-        self.manifest(f"{HEAD}import itertools, time\n@hookimpl\ndef rlplug_components():\n    return {code}\n")
+    def components(self, code: str, before: str = "") -> None:
+        body = f"{before}\nreturn {code}\n".replace("\n", "\n    ")
+        self.manifest(f"{HEAD}import itertools, time\n@hookimpl\ndef rlplug_components():{body}\n")
 
     def write(self, name: str, content: str | bytes) -> Path:
         return put(self.site / self.module / name, content)
 
     def conf(self, name: str = "env/x.yaml", content: str | bytes = "name: x\n") -> Path:
         """Declare a folder of YAML groups with one file, which is harmless unless another one is given."""
-        self.manifest(
-            GOOD.format(name=self.module, target=f"{self.module}.env:Env") + CONF.format(conf=f"{self.module}.conf")
-        )
+        good = GOOD.format(name=self.module, target=f"{self.module}.env:Env")
+        self.manifest(good + CONF.format(conf=f"{self.module}.conf"))
         return self.write(f"conf/{name}", content)
 
     def choice(self, content: str | bytes) -> None:
@@ -136,20 +134,8 @@ RAISED = (
         "BaseException('x')",
         "OSError(28, 'full')",
     ),
-    *(
-        "Own('base')",
-        "asyncio.CancelledError()",
-        "ExceptionGroup('several', [ValueError(1)])",
-        "UnicodeError('\\ud800')",
-    ),
-    *(
-        "Mute()",
-        "Slow()",
-        "Long()",
-        "type('Named\\x1b[31m', (Exception,), {})()",
-        "ConfigError('a', 'b')",
-        "SystemExit([1])",
-    ),
+    *("Own('base')", "asyncio.CancelledError()", "ExceptionGroup('several', [ValueError(1)])", "Mute()", "Slow()"),
+    *("UnicodeError('\\ud800')", "Long()", "type('Named\\x1b[31m', (Exception,), {})()", "ConfigError('a', 'b')"),
 )
 CLASSES = """
 import asyncio, time
@@ -162,14 +148,6 @@ class Slow(BaseException):
 class Long(Exception):
     def __str__(self): return "x" * 10**8
 """
-
-
-def raises(scene: Scene) -> None:
-    scene.manifest(f"{CLASSES}\nraise {scene.rng.choice(RAISED)}\n")
-
-
-def raises_in_a_hook(scene: Scene) -> None:
-    scene.manifest(f"{HEAD}{CLASSES}\n@hookimpl\ndef rlplug_components(): raise {scene.rng.choice(RAISED)}\n")
 
 
 def raises_escapes(scene: Scene) -> None:
@@ -191,47 +169,22 @@ def waits(scene: Scene, wait: str = "") -> None:
     scene.manifest(f"{modules}\nPIPE = {str(pipe)!r}\n{wait or scene.rng.choice(WAITS)}\n")
 
 
-def waits_once_more(scene: Scene) -> None:
-    waits(scene, "try:\n    time.sleep(10**9)\nexcept BaseException:\n    time.sleep(10**9)")
-
-
-def waits_in_a_hook(scene: Scene) -> None:
-    scene.components(scene.rng.choice(("time.sleep(10**9)", "[x for x in itertools.repeat(1) if not x]")))
-
-
+WRONG_COMPONENTS = (
+    *("'env', 5, 'a:B'", "'env', None, 'a:B'", "'env', b'x', 'a:B'", "'env', '', 'a:B'", "'env', 'a b', 'a:B'"),
+    *("'env', '\\x1b[31mx', 'a:B'", "'env', '../../x', 'a:B'", "'env', 'x' * 10**6, 'a:B'", "'env', [], 'a:B'"),
+    *("[], 'x', 'a:B'", "'env', 'x', 5", "'env', 'x', 'ab'", "'env', 'x', 'a:B', 5", "'env', 'x\\n', 'a:B'"),
+    *("'env', 'x', 'a:B', itertools.repeat('y')", "'env', 'x', 'a:B', ('y', 5)", "'nope\\x1b[31m', 'x', 'a:B'"),
+    *("'env', type('S', (str,), {})('x'), 'a:B'", "'env', 'x', 'a\\x1b[31m'"),
+)
 COMPONENTS = (
-    *("[Component('env', 5, 'a:B')]", "[Component('env', None, 'a:B')]", "[Component('env', b'x', 'a:B')]"),
-    *("[Component('env', '', 'a:B')]", "[Component('env', 'a b', 'a:B')]", "[Component('env', '\\x1b[31mx', 'a:B')]"),
-    *(
-        "[Component('env', '../../x', 'a:B')]",
-        "[Component('env', 'x' * 10**6, 'a:B')]",
-        "[Component('env', [], 'a:B')]",
-    ),
-    *("[Component([], 'x', 'a:B')]", "[Component('env', 'x', 5)]", "[Component('env', 'x', 'ab')]"),
-    *("[Component('env', 'x', 'a:B', 5)]", "[Component('env', 'x', 'a:B', itertools.repeat('y'))]"),
-    *("[Component('env', 'x', 'a:B', ('y', 5))]", "[Component('env', 'x\\n', 'a:B')]", "[object.__new__(Component)]"),
-    *("[Component('nope\\x1b[31m', 'x', 'a:B')]", "[Component('env', type('S', (str,), {})('x'), 'a:B')]"),
-    *(
-        "[type('C', (Component,), {})('env', 'x', 'a:B')]",
-        "(Component('env', f'x{i}', 'a:B') for i in itertools.count())",
-    ),
-    *(
-        "5",
-        "'env'",
-        "{'env': 'x'}",
-        "[['env']]",
-        "iter(int, 1)",
-        "[Component]",
-        "type('L', (list,), {'__iter__': 5})([1])",
-    ),
-    *("[Component('env', 'x', 'a\\x1b[31m')]", "[Component('env', 'x', 'a:B')] * 2", "(1 / 0 for _ in 'x')"),
+    *(f"[Component({one})]" for one in WRONG_COMPONENTS),
+    *("[object.__new__(Component)]", "[type('C', (Component,), {})('env', 'x', 'a:B')]", "5", "'env'", "{'env': 'x'}"),
+    *("(Component('env', f'x{i}', 'a:B') for i in itertools.count())", "[['env']]", "iter(int, 1)", "[Component]"),
+    *("type('L', (list,), {'__iter__': 5})([1])", "[Component('env', 'x', 'a:B')] * 2", "(1 / 0 for _ in 'x')"),
 )
 
 
-def components(scene: Scene) -> None:
-    scene.components(scene.rng.choice(COMPONENTS))
-
-
+HOOK = "from rlplug import hookimpl\n@hookimpl"
 MANIFESTS = (
     *(
         "",
@@ -243,109 +196,57 @@ MANIFESTS = (
         "# coding: nope\n",
         "raise",
     ),
-    *(
-        "from rlplug import hookimpl\n@hookimpl\ndef rlplug_component(): return []",
-        "import sys; sys.modules[__name__] = 5",
-    ),
-    *(
-        "from rlplug import hookimpl\n@hookimpl\ndef rlplug_components(a, b): return []",
-        "import sys; del sys.modules[__name__]",
-    ),
-    *(
-        "from rlplug import hookimpl\n@hookimpl\nasync def rlplug_components(): return []",
-        "def __getattr__(name): 1 / 0",
-    ),
-    *(
-        "from rlplug import hookimpl\n@hookimpl(hookwrapper=True)\ndef rlplug_components(): return []",
-        "def f():\n\t  1\n\t 2",
-    ),
-    *("(" * 3000, "x = " + "-" * 100_000 + "1", "def __dir__(): return [5]\n__getattr__ = None\n__path__ = 5"),
+    *(HOOK + "\ndef rlplug_component(): return []", "import sys; sys.modules[__name__] = 5", "(" * 3000),
+    *(HOOK + "\ndef rlplug_components(a, b): return []", "import sys; del sys.modules[__name__]"),
+    *(HOOK + "\nasync def rlplug_components(): return []", "def __getattr__(name): 1 / 0", "def f():\n\t  1\n\t 2"),
+    *(HOOK + "(hookwrapper=True)\ndef rlplug_components(): return []", "x = " + "-" * 100_000 + "1"),
+    "def __dir__(): return [5]\n__getattr__ = None\n__path__ = 5",
 )
-
-
-def manifests(scene: Scene) -> None:
-    scene.manifest(scene.rng.choice(MANIFESTS))
-
-
-def manifest_no_file(scene: Scene) -> None:
-    no_file(scene.site / scene.module / "__init__.py", scene.rng)
 
 
 POINTS = (
     *(
-        "[rlplug]\nx\n",
-        "[rlplug]\nx =\n",
-        "[rlplug]\n= x\n",
-        "[other]\nx\n[rlplug]\n{0} = {0}\n",
-        "[rlplug]\nx = a b c\n",
+        "x\n",
+        "x =\n",
+        "= x\n",
+        "x = a b c\n",
+        "x = \x1b[31m\n",
+        "\x1b]0;owned\x07\n",
+        "x = :x\n",
+        "x = ..\n",
+        "x = 5\n",
     ),
-    *("[rlplug]\nx = \x1b[31m\n", "[rlplug]\n\x1b]0;owned\x07\n", "[rlplug]\nx = :x\n", "[rlplug]\nx = ..\n"),
-    *("[rlplug]\nx = {0}:nope\n", "[rlplug]\nx = {0}.nope:x.y\n", "[rlplug]\nx = os:getcwd\n", "[rlplug]\nx = {0} :\n"),
-    *(
-        "[rlplug]\nx = {0}:__doc__.nope\n",
-        "[rlplug]\nx = 5\n",
-        "[rlplug]\nx = {0}\n\x00\n",
-        "[rlplug]\nx = " + "a." * 9999,
-    ),
+    *("x = {0}:nope\n", "x = {0}.nope:x.y\n", "x = os:getcwd\n", "x = {0} :\n", "x = {0}:__doc__.nope\n"),
+    *("x = {0}\n\x00\n", "x = " + "a." * 9999),
 )
 
 
 def points(scene: Scene) -> None:
-    scene.points(scene.rng.choice(POINTS).format(scene.module))
-
-
-def points_no_file(scene: Scene) -> None:
-    no_file(scene.info / "entry_points.txt", scene.rng)
+    begin = scene.rng.choice(("[rlplug]\n",) * 9 + ("[other]\nx\n[rlplug]\n{0} = {0}\n",))
+    scene.points((begin + scene.rng.choice(POINTS)).format(scene.module))
 
 
 METADATA = (
-    *(
-        "Name: {1}\nVersion: 1.0\n",
-        "Name: rlplug\nVersion: 9\n",
-        "Name: {0}{1}\nVersion: 1\n",
-        "Name: torch\nVersion: 1\n",
-    ),
-    *(
-        "Name: {0}\nVersion: {1}\n",
-        "Name: {0}\nVersion: 1 2 3\n",
-        "Name: {0}; rm -rf x\nVersion: 1\n",
-        "Name:\nVersion:\n",
-    ),
-    *(
-        "Name: {0}\nVersion: " + "1" * 10**5 + "\n",
-        "Name: {0}\n {1}\nVersion: 1\n",
-        "Name: =?utf-8?q?=1B[31m?=\nVersion: 1\n",
-    ),
+    *("Name: {1}\nVersion: 1.0\n", "Name: rlplug\nVersion: 9\n", "Name: {0}{1}\nVersion: 1\n", "Name:\nVersion:\n"),
+    *("Name: {0}\nVersion: {1}\n", "Name: {0}\nVersion: 1 2 3\n", "Name: {0}; rm -rf x\nVersion: 1\n"),
+    *("Name: torch\nVersion: 1\n", "Name: {0}\nVersion: " + "1" * 10**5 + "\n", "Name: {0}\n {1}\nVersion: 1\n"),
+    "Name: =?utf-8?q?=1B[31m?=\nVersion: 1\n",
 )
 
 
-def metadata(scene: Scene) -> None:
-    scene.metadata(scene.rng.choice(METADATA).format(scene.name, scene.escape()))
-
-
-def metadata_no_file(scene: Scene) -> None:
-    no_file(scene.info / "METADATA", scene.rng)
-
-
-def conf_name(scene: Scene) -> None:
-    names = (
-        5,
-        "'\\x1b[31m'",
-        "'.conf'",
-        "'..'",
-        "'os'",
-        "'/'",
-        "'nope.conf'",
-        "'x' * 10**6",
-        "object()",
-        "['conf']",
-        "b'conf'",
-    )
-    scene.manifest(f"{HEAD}@hookimpl\ndef rlplug_conf(): return {scene.rng.choice(names)}\n")
-
-
-def yaml_no_file(scene: Scene) -> None:
-    no_file(scene.conf(), scene.rng)
+NAMES = (
+    "5",
+    "'\\x1b[31m'",
+    "'.conf'",
+    "'..'",
+    "'os'",
+    "'/'",
+    "'nope.conf'",
+    "'x' * 10**6",
+    "object()",
+    "['conf']",
+    "b''",
+)
 
 
 def conf_elsewhere(scene: Scene) -> None:
@@ -362,65 +263,31 @@ def conf_of_many(scene: Scene) -> None:
 
 
 def yaml_named(scene: Scene) -> None:
-    scene.conf(
-        f"{scene.rng.choice(('env', 'e' + scene.rng.choice(ESCAPES[:-1])))}/x{scene.rng.choice(ESCAPES[:-1])}.yaml"
-    )
+    first, second = (scene.rng.choice(ESCAPES[:-1]) for _ in range(2))
+    scene.conf(f"{scene.rng.choice(('env', f'e{first}'))}/x{second}.yaml")
+
+
+def doubled(deep: int, wide: int) -> list[str]:
+    """Lines of YAML that stand for ``wide ** deep`` values."""
+    levels = [f"a0: &a0 [{', '.join('x' * wide)}]"]
+    return [*levels, *(f"a{i + 1}: &a{i + 1} [{', '.join([f'*a{i}'] * wide)}]" for i in range(deep))]
 
 
 def bomb(scene: Scene) -> None:
     wide, deep = scene.rng.choice(((9, 9), (2, 40), (30, 5)))
-    levels = [
-        f"a0: &a0 [{', '.join('x' * wide)}]",
-        *(f"a{i + 1}: &a{i + 1} [{', '.join([f'*a{i}'] * wide)}]" for i in range(deep)),
-    ]
     mapping = [f"a0: &a0 {{{', '.join(f'k{i}: 1' for i in range(wide))}}}"]
     mapping += [f"a{i + 1}: &a{i + 1} {{{', '.join(f'k{j}: *a{i}' for j in range(wide))}}}" for i in range(deep)]
-    scene.conf(
-        content="\n".join(scene.rng.choice((levels, mapping, ["a: &a [*a, *a]"], ["a: &a {b: *a}"], ["&a [*a]"])))
-        + "\n"
-    )
+    kinds = (doubled(deep, wide), mapping, ["a: &a [*a, *a]"], ["a: &a {b: *a}"], ["&a [*a]"])
+    scene.conf(content="\n".join(scene.rng.choice(kinds)) + "\n")
 
 
 WRONG = (
-    *(
-        "[" * 5000,
-        "- " * 5000 + "x",
-        "{a: " * 3000,
-        "a: [",
-        "\x00",
-        "5",
-        "[1, 2]",
-        "name: !!python/object/apply:os.mkdir [MARKER]",
-    ),
-    *(
-        "name: !!python/name:os.mkdir",
-        "name: [x]",
-        "name: \x1b[31m",
-        'name: "\\e[31mrlplug"',
-        "? [a]\n: b",
-        "name: ${oc.env:HOME}",
-    ),
-    *(
-        "defaults: 5",
-        "defaults: [nope]",
-        "defaults: [{nope: x}]",
-        "_target_: os.mkdir\npath: MARKER",
-        "name: ${",
-        "a: ${a}",
-    ),
-    *(
-        "name: ${oc.create:x}",
-        "a: &a [x]\nb: *a\n",
-        "name: x\n---\nname: y",
-        "name: 1e999",
-        "hydra: {run: {dir: MARKER}}",
-    ),
-    *(
-        "# @package _global_\nhydra: {job: {chdir: true}}",
-        "# @package \x1b[31m\nname: x",
-        "# @package a..b\nname: x",
-        "%",
-    ),
+    *("[" * 5000, "- " * 5000 + "x", "{a: " * 3000, "a: [", "\x00", "5", "[1, 2]", "%", "name: x\n---\nname: y"),
+    *("name: !!python/object/apply:os.mkdir [MARKER]", "name: !!python/name:os.mkdir", "name: [x]", "name: \x1b[31m"),
+    *('name: "\\e[31mrlplug"', "? [a]\n: b", "name: ${oc.env:HOME}", "defaults: 5", "defaults: [nope]", "name: ${"),
+    *("defaults: [{nope: x}]", "_target_: os.mkdir\npath: MARKER", "a: ${a}", "name: ${oc.create:x}", "name: 1e999"),
+    *("a: &a [x]\nb: *a\n", "hydra: {run: {dir: MARKER}}", "# @package _global_\nhydra: {job: {chdir: true}}"),
+    *("# @package \x1b[31m\nname: x", "# @package a..b\nname: x"),
 )
 
 
@@ -437,29 +304,54 @@ def yaml_of_hydra(scene: Scene) -> None:
     scene.broken = name in names
 
 
-WAITING: tuple[Kind, ...] = (waits, waits_once_more, waits_in_a_hook)
-KINDS: tuple[Kind, ...] = (
-    *(
-        raises,
-        raises_in_a_hook,
-        raises_escapes,
-        waits,
-        waits_once_more,
-        waits_in_a_hook,
-        components,
-        components,
-        manifests,
+ONCE_MORE = "try:\n    time.sleep(10**9)\nexcept BaseException:\n    time.sleep(10**9)"
+ENDLESS = ("time.sleep(10**9)", "[x for x in itertools.repeat(1) if not x]")
+
+
+WAITING: dict[str, Kind] = {
+    "waits": waits,
+    "waits once more": lambda scene: waits(scene, ONCE_MORE),
+    "waits in a hook": lambda scene: scene.components(scene.rng.choice(ENDLESS)),
+}
+LIGHT: dict[str, Kind] = {
+    "raises": lambda scene: scene.manifest(f"{CLASSES}\nraise {scene.rng.choice(RAISED)}\n"),
+    "raises in a hook": lambda scene: scene.components("[]", f"{CLASSES}\nraise {scene.rng.choice(RAISED)}"),
+    "raises escapes": raises_escapes,
+    "components": lambda scene: scene.components(scene.rng.choice(COMPONENTS)),
+    "more components": lambda scene: scene.components(scene.rng.choice(COMPONENTS)),
+    "manifests": lambda scene: scene.manifest(scene.rng.choice(MANIFESTS)),
+    "more manifests": lambda scene: scene.manifest(scene.rng.choice(MANIFESTS)),
+    "manifest no file": lambda scene: no_file(scene.site / scene.module / "__init__.py", scene.rng),
+    "points": points,
+    "more points": points,
+    "points no file": lambda scene: no_file(scene.info / "entry_points.txt", scene.rng),
+    "metadata": lambda scene: scene.metadata(scene.rng.choice(METADATA).format(scene.name, scene.escape())),
+    "metadata no file": lambda scene: no_file(scene.info / "METADATA", scene.rng),
+    "conf name": lambda scene: scene.manifest(
+        f"{HEAD}@hookimpl\ndef rlplug_conf(): return {scene.rng.choice(NAMES)}\n"
     ),
-    *(manifests, manifest_no_file, points, points, points_no_file, metadata, metadata_no_file, conf_name, yaml_no_file),
-    *(yaml_no_file, conf_elsewhere, conf_of_many, yaml_named, bomb, yaml_content, yaml_content, yaml_of_hydra),
-)
+    "yaml no file": lambda scene: no_file(scene.conf(), scene.rng),
+    "more yaml no file": lambda scene: no_file(scene.conf(), scene.rng),
+    "conf elsewhere": conf_elsewhere,
+    "yaml named": yaml_named,
+    "bomb": bomb,
+    "yaml of hydra": yaml_of_hydra,
+}
+"""what takes no second, and is refused when packages are read"""
+KINDS = {
+    **LIGHT,
+    **WAITING,
+    "conf of many": conf_of_many,
+    "yaml content": yaml_content,
+    "more yaml content": yaml_content,
+}
 
 
 # ---- what is said of it ----------------------------------------------------------------------------------------------
 
 
 @dataclass
-class Answer:
+class Reply:
     command: list[str]
     code: int | None  # None: it took too long
     out: str
@@ -467,30 +359,21 @@ class Answer:
     seconds: float
 
     def faults(self, scenes: list[Scene]) -> list[str]:
-        """Return what is wrong with an answer, a line each."""
+        """Return what is wrong with a reply, a line each."""
+        chosen = "hostile" in self.command[-1]
+        whole = Answer("", self.code, self.out + self.err, self.seconds)
+        fault = whole.fault((0, 2) if chosen else (0,), most=10**6, longest=10**9)
+        found = [fault] if fault else []
         if self.code is None:
-            return [f"no answer in {LIMIT_S} s"]
-        printed = self.out + self.err
-        found = [f"exit code {self.code}"] if self.code not in ((0, 2) if self.chosen else (0,)) else []
-        if "Traceback (most recent call last)" in printed:
-            found.append("a traceback")
-        if odd := sorted({c for c in printed if not c.isprintable() and c != "\n"}):
-            found.append(f"control characters {odd}")
-        if any(line.startswith("rlplug: FORGED") for line in printed.splitlines()):
-            found.append("a forged line")
+            return found
         for scene in scenes:
-            said = [
-                line
-                for line in self.err.splitlines()
-                if re.search(rf"skipping .* {scene.module}\b|skipping .* {scene.name}\b", line)
-            ]
-            if self.command[0] != "plugins" and len(said) != scene.broken:
-                found.append(f"{scene.name} has {len(said)} lines instead of {int(scene.broken)}")
-            told = [
-                line for line in self.out.splitlines() if re.match(rf"broken: ({scene.module}|{scene.name}) ", line)
-            ]
-            if self.command == ["plugins"] and len(told) != scene.broken:
-                found.append(f"{scene.name} is listed {len(told)} times as broken instead of {int(scene.broken)}")
+            who = rf"({scene.module}|{scene.name})\b"
+            said = sum(bool(re.search(f"skipping .* {who}", line)) for line in self.err.splitlines())
+            if self.command[0] != "plugins" and said != scene.broken:
+                found.append(f"{scene.name} has {said} lines instead of {int(scene.broken)}")
+            told = sum(bool(re.match(f"broken: {who} ", line)) for line in self.out.splitlines())
+            if self.command == ["plugins"] and told != scene.broken:
+                found.append(f"{scene.name} is listed {told} times as broken instead of {int(scene.broken)}")
         own = [line for line in self.err.splitlines() if " skipping " not in line and " is not used: " not in line]
         if self.code == 2 and not (1 <= len(own) <= 3 and all(line.startswith("rlplug: ") for line in own)):
             found.append(f"{len(own)} lines on what is wrong: {own[:5]}")
@@ -500,12 +383,8 @@ class Answer:
             found.append("something was executed")
         return found
 
-    @property
-    def chosen(self) -> bool:
-        return "hostile" in self.command[-1]
 
-
-def ask(site: Path, command: list[str]) -> Answer:
+def reply(site: Path, command: list[str]) -> Reply:
     """Run a command in a process of its own, with a folder of packages on its path."""
     path = os.pathsep.join([str(site), *filter(None, [os.environ.get("PYTHONPATH", str(Path.cwd()))])])
     environment = {**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
@@ -524,7 +403,7 @@ def ask(site: Path, command: list[str]) -> Answer:
         for end in silent:
             os.close(end)
         texts = [file.seek(0) or file.read().decode(errors="replace") for file in (out, err)]
-    return Answer(command, code, *texts, time.monotonic() - begin)
+    return Reply(command, code, *texts, time.monotonic() - begin)
 
 
 def good(site: Path) -> None:
@@ -533,23 +412,23 @@ def good(site: Path) -> None:
     put(site / "good_package-1.0.dist-info" / "entry_points.txt", "[rlplug]\ngood = good_package\n")
 
 
-def made(work: Path, count: int, seed: int, among: Sequence[Kind] = KINDS) -> list[list[Scene]]:
+def made(work: Path, count: int, seed: int, among: dict[str, Kind] = KINDS) -> list[list[Scene]]:
     """Make ``count`` packages, in folders of a few; each kind of package once before any comes again."""
     rng = random.Random(seed)
-    kinds = [kind for _ in range(0, count, len(among)) for kind in rng.sample(among, len(among))][:count]
+    kinds = [kind for _ in range(0, count, len(among)) for kind in rng.sample(sorted(among), len(among))][:count]
     sites: list[list[Scene]] = []
     for number, kind in enumerate(kinds):
         if number % TOGETHER == 0:
             sites.append([])
             good(work / f"site{len(sites)}")
         own, marker = random.Random(f"{seed} {number}"), work / f"marker{number}"
-        scene = Scene(work / f"site{len(sites)}", number, own, marker, kind.__name__)
-        kind(scene)
+        scene = Scene(work / f"site{len(sites)}", number, own, marker, kind)
+        among[kind](scene)
         sites[-1].append(scene)
     return sites
 
 
-def run(count: int, seed: int, work: Path, among: Sequence[Kind] = KINDS) -> tuple[list[str], Counter[str], float]:
+def run(count: int, seed: int, work: Path, among: dict[str, Kind] = KINDS) -> tuple[list[str], Counter[str], float]:
     """Return what is wrong with answers, how many packages there were of each kind, and the longest time."""
     faults: list[str] = []
     kinds: Counter[str] = Counter()
@@ -560,7 +439,7 @@ def run(count: int, seed: int, work: Path, among: Sequence[Kind] = KINDS) -> tup
             value = f"[{option}]" if group in ("exploration", "logger") else option
             commands += [["plugins", group, option], ["check", "algo=ppo", "env=cartpole", f"{group}={value}"]]
         for command in commands:
-            answer = ask(scenes[0].site, command)
+            answer = reply(scenes[0].site, command)
             longest = max(longest, answer.seconds)
             for fault in answer.faults(scenes):
                 kind = [scene.kind for scene in scenes if scene.name in fault]
@@ -575,9 +454,7 @@ def main(count: int, seed: int) -> int:
     for fault in faults:
         print(f"--- {fault}")
     print(", ".join(f"{kind} {number}" for kind, number in sorted(kinds.items())))
-    print(
-        f"{sum(kinds.values())} packages, seed {seed}: {len(faults)} faults; the slowest command took {longest:.1f} s"
-    )
+    print(f"{sum(kinds.values())} packages, seed {seed}: {len(faults)} faults; the slowest took {longest:.1f} s")
     if not faults:
         shutil.rmtree(work)
     return bool(faults)

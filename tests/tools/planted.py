@@ -4,8 +4,6 @@ With ``--all`` every check of a component is made, and all that find the bug are
 missed.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 import tempfile

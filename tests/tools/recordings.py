@@ -1,7 +1,5 @@
 """Honest recordings of every format, which are forged, and what they are forged with."""
 
-from __future__ import annotations
-
 import base64
 import json
 import os
@@ -14,13 +12,12 @@ from typing import Any
 import h5py
 import lz4.frame
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 from gymnasium import spaces
 
 from rlplug import testing
 from rlplug.types import Batch
-from tests.data.episodes import write_json, write_parquet
+from tests.data.episodes import as_npz, as_table, plain, write_json, write_parquet
+from tests.tools.damage import chosen
 
 SPEC = testing.spec(spaces.Box(-10.0, 10.0, (2,)), 3)
 Forgery = Callable[[Path, Random, Path], Path]
@@ -33,23 +30,34 @@ def forgery(make: Forgery) -> Forgery:
     return make
 
 
+def altered(alter: Callable[[bytearray, Random], Any]) -> Forgery:
+    """Forge by altering the bytes of an honest recording of any format."""
+
+    def make(folder: Path, rng: Random, marker: Path) -> Path:
+        path = rng.choice(HONEST)(folder, rng)
+        data = bytearray(path.read_bytes())
+        data = alter(data, rng) or data
+        path.write_bytes(data)
+        return path
+
+    make.__name__ = alter.__name__
+    return forgery(make)
+
+
 # ---- honest ones ----------------------------------------------------------------------------------------------------
 
 
 def rows(rng: Random, steps: int) -> Batch:
     """Rows of an episode that terminates."""
-    draw, n = np.random.default_rng(rng.getrandbits(32)), steps + 1
-    valid = np.arange(n) < steps
-    return {
+    draw = np.random.default_rng(rng.getrandbits(32))
+    made = plain(steps, 0, terminated=True)
+    valid, n = made["valid"], steps + 1
+    made |= {
         "obs": draw.uniform(-9, 9, (n, 2)).astype(np.float32),
         "action": np.where(valid, draw.integers(0, 3, n), 0),
-        "reward": np.where(valid, draw.standard_normal(n, np.float32), np.float32(0)),
-        "terminated": np.arange(n) == steps - 1,
-        "truncated": np.zeros(n, np.bool_),
-        "is_first": np.arange(n) == 0,
-        "valid": valid,
-        "logp": np.where(valid, np.float32(-1), np.float32(0)),
     }
+    made["reward"] = np.where(valid, draw.standard_normal(n, np.float32), np.float32(0))
+    return made | {"logp": np.where(valid, np.float32(-1), np.float32(0))}
 
 
 def episodes(rng: Random) -> list[Batch]:
@@ -79,8 +87,7 @@ def own_json(folder: Path, rng: Random) -> Path:
 
 
 def npz(folder: Path, rng: Random, **more: Any) -> Path:
-    np.savez(folder / "a.npz", **(columns(rng) | more))
-    return folder / "a.npz"
+    return as_npz(folder, columns(rng) | more)
 
 
 def hdf5(folder: Path, rng: Random, **options: Any) -> Path:
@@ -101,8 +108,7 @@ def minari(folder: Path, rng: Random) -> Path:
 
 
 def table(folder: Path, rng: Random) -> Path:
-    pq.write_table(pa.table({name: leaf.tolist() for name, leaf in columns(rng).items()}), folder / "a.parquet")
-    return folder / "a.parquet"
+    return as_table(folder, columns(rng))
 
 
 def lines(folder: Path, rng: Random, packed: bool = True) -> Path:
@@ -133,13 +139,9 @@ class Executed:
     """Makes a file when it is unpickled."""
 
     def __init__(self, marker: Path, rng: Random) -> None:
-        self.calls = [
-            (os.system, (f"touch {marker}",)),
-            (exec, (f"open({str(marker)!r}, 'w').close()",)),
-            (Path.touch, (marker,)),
-            (os.mkdir, (str(marker),)),
-        ]
-        self.call = rng.choice(self.calls)
+        written = f"open({str(marker)!r}, 'w').close()"
+        calls = [(os.system, (f"touch {marker}",)), (exec, (written,)), (Path.touch, (marker,))]
+        self.call = rng.choice([*calls, (os.mkdir, (str(marker),))])
 
     def __reduce__(self) -> Any:
         return self.call
@@ -148,23 +150,11 @@ class Executed:
 def forged(node: Any, rng: Random) -> Any:
     """Return JSON with a few of its values replaced."""
     things = [None, -1, 0, 2**63, 10**30, 1e300, "", "O", "\x1b[31m", [], {}, [2**40, 2**40], True, ["a"], "float64"]
-    places = [*_places(node)]
-    for place in rng.sample(places, min(len(places), rng.choice([1, 1, 2, 3]))):
-        *before, last = place
-        part = node
-        try:
-            for key in before:
-                part = part[key]
+    for _ in range(rng.choice([1, 1, 2, 3])):
+        if (place := chosen(node, rng)) is not None:
+            part, last = place
             if rng.random() < 0.2:
                 del part[last]
             else:
                 part[last] = rng.choice(things)
-        except (KeyError, IndexError, TypeError):
-            continue  # another forgery replaced what was there
     return node
-
-
-def _places(node: Any, place: tuple[Any, ...] = ()) -> Any:
-    for key, part in node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ():
-        yield (*place, key)
-        yield from _places(part, (*place, key))

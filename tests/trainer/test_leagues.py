@@ -1,7 +1,5 @@
 """Loops that play jobs and learn from them with minibatches: two ranks make the gradient steps of one."""
 
-from __future__ import annotations
-
 from contextlib import closing
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What policy and learner see: normalised observations and rewards, while rows and returns stay as they were."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -24,14 +22,8 @@ from rlplug.testing.context import spec
 from rlplug.trainer.normalize import Normalizer
 from rlplug.types import ConfigError
 
-OFF = {
-    "normalize_obs": False,
-    "clip_obs": 10.0,
-    "scale_reward": 1.0,
-    "normalize_reward": False,
-    "reward_gamma": 0.9,
-    "clip_reward": None,
-}
+OFF = {"normalize_obs": False, "clip_obs": 10.0, "scale_reward": 1.0, "normalize_reward": False}
+OFF |= {"reward_gamma": 0.9, "clip_reward": None}
 
 
 class Alone:

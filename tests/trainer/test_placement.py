@@ -1,14 +1,12 @@
 """What ranks hold of a run's data, and what they agree on after a round."""
 
-from __future__ import annotations
-
 import signal
 
 import pytest
 import torch
 
 from rlplug.distributed.fabric import AnyFabric, one_rank
-from rlplug.testing.rank_pool import ranks
+from rlplug.testing.rank_pool import Ranks, ranks
 from rlplug.trainer.agreement import Agreement
 from rlplug.trainer.collectives import Collectives, Placement
 
@@ -74,3 +72,33 @@ def test_reductions_are_those_of_all_rows(op: str):
     rows = torch.tensor([1.0, -4.0, 3.0, 8.0, -1.0, -6.0])
     expected = rows.std(correction=0) if op == "std" else getattr(rows, op)()
     assert ranks(2)(reduced, op) == [pytest.approx(float(expected))] * 2
+
+
+def total(fabric, x):
+    return fabric.all_reduce(torch.tensor(x + fabric.global_rank), reduce_op="sum")
+
+
+def fails_on_the_last(fabric):
+    if fabric.global_rank == fabric.world_size - 1:
+        raise ValueError("this rank has no share")
+    return total(fabric, 0.0)
+
+
+def test_answers_and_a_failure():
+    ranks = Ranks(2)
+    assert [answer.item() for answer in ranks(total, 3.0)] == [7.0, 7.0]
+    assert [answer.item() for answer in ranks(total, 4.0)] == [9.0, 9.0]
+    with pytest.raises(RuntimeError, match=r"rank 1 of 2 failed:(.|\n)*ValueError: this rank has no share"):
+        ranks(fails_on_the_last)
+    for process in ranks.processes:
+        process.join(10)
+        assert process.exitcode is not None
+
+
+def test_a_rank_that_never_answers_is_given_up():
+    ranks = Ranks(2, patience=0.0)
+    with pytest.raises(RuntimeError, match=r"only the ranks \[\] of 2 answered"):
+        ranks(total, 1.0)
+    for process in ranks.processes:
+        process.join(10)
+        assert process.exitcode is not None

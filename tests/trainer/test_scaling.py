@@ -1,7 +1,5 @@
 """``16-mixed``: losses are scaled, gradients are what they were, and steps that overflow are left out."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn
@@ -11,11 +9,9 @@ from rlplug.config import compose
 from rlplug.distributed.fabric import fabric_of, one_rank
 from rlplug.nn.optim import LARGEST, LossScale
 from rlplug.run.build import build
-from rlplug.testing.context import context
 from rlplug.testing.rank_pool import ranks
-from rlplug.trainer.learner import RankLearner
 from rlplug.types import RunError
-from tests.trainer.test_learner import CASES, close, three_steps
+from tests.trainer.test_learner import CASES, close, learner_of, three_steps
 
 PPO = ["algo=ppo", "total_steps=1024", "algo.normalize_advantage=false"]
 SAC = ["algo=sac", "env=pendulum", "total_steps=120", "num_steps_sampled_before_learning_starts=100"]
@@ -71,14 +67,14 @@ class Steep(Trainable):
         return Losses({"x": ((self.x - self.x.detach()) * self.slope).sum()}, feedback={"priority": torch.ones(1)})
 
 
-def learner_of(who, **options):
-    return RankLearner(fabric=one_rank(), ctx=context(), algorithm=who, buffer=None, scale_losses=True, **options)  # type: ignore[arg-type]
+def scaled(who, **options):
+    return learner_of(who, scale_losses=True, **options)
 
 
 @pytest.mark.parametrize("on_nan", ["stop", "skip"])
 def test_steps_that_overflow_are_left_out_until_the_scale_fits(on_nan):
     who = Steep(slope=2.0**100)
-    learner = learner_of(who, on_nan=on_nan)
+    learner = scaled(who, on_nan=on_nan)
     learner.steps.scale.value.fill_(2.0**30)
     for steps in range(3):  # 2^130, 2^129 and 2^128 are more than float32 holds
         assert not learner.minimize({}, who).feedback
@@ -92,7 +88,7 @@ def test_steps_that_overflow_are_left_out_until_the_scale_fits(on_nan):
 
 def test_a_loss_that_is_no_number_is_said():
     who = Steep(slope=float("inf"))
-    learner = learner_of(who)
+    learner = scaled(who)
     learner.minimize({}, who)
     with pytest.raises(RunError, match=r"^Steep: the loss term 'x' is NaN at update 1"):
         learner.check_finite()
@@ -106,7 +102,7 @@ class Cusp(Steep):
 
 def test_a_gradient_that_is_infinite_at_scale_1_is_said():
     who = Cusp()
-    learner = learner_of(who)
+    learner = scaled(who)
     for _ in range(16):
         learner.minimize({}, who)
         learner.check_finite()
@@ -117,7 +113,7 @@ def test_a_gradient_that_is_infinite_at_scale_1_is_said():
 
 def test_the_scale_grows_while_nothing_overflows():
     who = Steep()
-    learner = learner_of(who)
+    learner = scaled(who)
     learner.steps.scale = LossScale(torch.device("cpu"), LARGEST / 2, patience=3)
     seen = []
     for _ in range(7):
@@ -128,7 +124,7 @@ def test_the_scale_grows_while_nothing_overflows():
 
 def test_a_resumed_run_goes_on_with_its_scale():
     who, again = Steep(slope=2.0**120), Steep()
-    first, second = learner_of(who), learner_of(again)
+    first, second = scaled(who), scaled(again)
     for _ in range(12):
         first.minimize({}, who)
     assert first.steps.scale.state() == {"value": 2.0**7, "fine": 3}

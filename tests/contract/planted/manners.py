@@ -115,48 +115,12 @@ class DqnSharesOneDraw(DQN):
         return out | ({"action": out["action"] * 0 + out["action"][0]} if mode == "greedy" else {}), carry
 
 
-class A2cCentersRewards(A2C):
-    """Keeps a running mean on ``self``, and not in a buffer, so that resumed runs begin with another one."""
-
-    mean = 0.0
-
-    def prepare(self, batch):
-        self.mean += 0.1 * (float(batch["reward"].mean()) - self.mean)
-        return super().prepare(batch | {"reward": batch["reward"] - self.mean})
-
-
-class PpoMeansOverItsOwnRows(PPO):
-    """Advantages are normalized over the rows of this process."""
-
-    def prepare(self, batch):
-        rows = super().prepare(batch)
-        return rows | {"advantage": rows["advantage"] - rows["advantage"].mean()}
-
-
 class DqnReturnsAMean(DQN):
     """The loss is a mean over the rows of a process, which are not as many everywhere."""
 
     def forward(self, batch, parts):
         losses = super().forward(batch, parts)
         return Losses({"critic": losses.terms["critic"].mean() * len(batch["action"])}, feedback=losses.feedback)
-
-
-class DqnCountsSteps(DQN):
-    """The target network follows a counter that no checkpoint has."""
-
-    counted = 0
-
-    def after_step(self, parts, losses, learner):
-        self.steps.fill_(self.counted)
-        self.counted += 1
-        super().after_step(parts, losses, learner)
-
-
-class PpoNormsTheBatch(PPO):
-    """The loss of a row depends on the largest one of its batch."""
-
-    def forward(self, batch, parts):
-        return super().forward(batch | {"advantage": batch["advantage"] / batch["advantage"].abs().max()}, parts)
 
 
 # ---- exploration, buffers, environments ------------------------------------------------------------------------------
@@ -230,86 +194,63 @@ class Nothing:
     pass
 
 
-def cartpole(ctx):
-    return make_list(find("CartPole-v1"), len(ctx.env_ids))
+class Changed(VecEnv):
+    """CartPole whose rows a subclass changes."""
+
+    Config = Nothing
+
+    def __new__(cls, cfg, ctx):
+        env = make_list(find("CartPole-v1"), len(ctx.env_ids))
+        reset, step = env.reset, env.step
+        env.reset = lambda seeds, tasks=None: reset(cls.seeds(seeds))
+        env.step = lambda action: cls.changed(step(action), action)
+        return env
+
+    @staticmethod
+    def seeds(seeds):
+        return seeds
+
+    @staticmethod
+    def changed(row, action):
+        return row
 
 
-class IgnoresItsSeed(VecEnv):
+class IgnoresItsSeed(Changed):
     """``reset`` draws from the system's entropy."""
 
-    Config = Nothing
-
-    def __new__(cls, cfg, ctx):
-        env = cartpole(ctx)
-        reset = env.reset
-        env.reset = lambda seeds, tasks=None: reset(np.random.default_rng().integers(2**31, size=len(seeds)).tolist())
-        return env
+    @staticmethod
+    def seeds(seeds):
+        return np.random.default_rng().integers(2**31, size=len(seeds)).tolist()
 
 
-class CountsAfterTheEnd(VecEnv):
+class CountsAfterTheEnd(Changed):
     """The row that resets an episode has a reward."""
 
-    Config = Nothing
-
-    def __new__(cls, cfg, ctx):
-        env = cartpole(ctx)
-        step = env.step
-
-        def paid(action):
-            row = step(action)
-            return row | {"reward": np.ones_like(row["reward"])}
-
-        env.step = paid
-        return env
+    @staticmethod
+    def changed(row, action):
+        return row | {"reward": np.ones_like(row["reward"])}
 
 
-class WritesIntoActions(VecEnv):
+class WritesIntoActions(Changed):
     """``step`` changes the array of actions that it receives."""
 
-    Config = Nothing
-
-    def __new__(cls, cfg, ctx):
-        env = cartpole(ctx)
-        step = env.step
-
-        def changed(action):
-            row = step(action)
-            action[:] = 0
-            return row
-
-        env.step = changed
-        return env
+    @staticmethod
+    def changed(row, action):
+        action[:] = 0
+        return row
 
 
-class LeavesItsSpace(VecEnv):
+class LeavesItsSpace(Changed):
     """Observations are outside of the space that is declared."""
 
-    Config = Nothing
-
-    def __new__(cls, cfg, ctx):
-        env = cartpole(ctx)
-        step = env.step
-
-        def far(action):
-            row = step(action)
-            return row | {"obs": row["obs"] + np.float32(100.0)}
-
-        env.step = far
-        return env
+    @staticmethod
+    def changed(row, action):
+        return row | {"obs": row["obs"] + np.float32(100.0)}
 
 
-class NeverEnds(VecEnv):
+class NeverEnds(Changed):
     """Episodes go on past the limit that is declared."""
 
-    Config = Nothing
-
-    def __new__(cls, cfg, ctx):
-        env = cartpole(ctx)
-        step = env.step
-
-        def going_on(action):
-            row = step(action)
-            return row | {key: np.zeros_like(row[key]) for key in ("terminated", "truncated")}
-
-        env.step = going_on
-        return env
+    @staticmethod
+    def changed(row, action):
+        return row | {key: np.zeros_like(row[key]) for key in ("terminated", "truncated")}

@@ -185,14 +185,6 @@ class PpoInvertsTheRatio(PPO):
         return super().forward(batch | {"logp": 2 * dist.logp(batch["action"]) - batch["logp"]}, parts)
 
 
-class PpoNeverLearnsValues(PPO):
-    """The value's loss is computed from detached values."""
-
-    def forward(self, batch, parts):
-        losses = super().forward(batch, parts)
-        return Losses(losses.terms | {"value": losses.terms["value"].detach()})
-
-
 class DdpgFollowsTheWrongSign(DDPG):
     """The policy goes where values are lower."""
 
@@ -201,24 +193,6 @@ class DdpgFollowsTheWrongSign(DDPG):
         if "actor" in parts:
             losses.terms["actor"] = -losses.terms["actor"]
         return losses
-
-
-class DdpgTrainsTheCriticByThePolicy(DDPG):
-    """The policy's loss moves the critic, too."""
-
-    def forward(self, batch, parts):
-        losses = super().forward(batch, parts)
-        if "actor" in parts:
-            code, action = self.critic.encode(batch["obs"], {}, None)[0], self.actor(batch["obs"], {}, None)[0]
-            losses.terms["actor"] = -self.critic(code, action)[0]
-        return losses
-
-
-class SacForgetsThePolicy(SAC):
-    """The update names the critics only."""
-
-    def update(self, batch, learner):
-        return learner.minimize(batch, self, ("critic",))
 
 
 class BcImitatesTheNextAction(BC):

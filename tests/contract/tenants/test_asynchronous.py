@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import os
-import statistics
 import subprocess
 import sys
 import time
@@ -98,24 +97,6 @@ def test_a_loop_may_ask_for_more_shards_than_there_are(uneven, tmp_path):
     words = (*REPLAY, "env=cartpole", "num_envs=1", "total_steps=1000", f"hydra.run.dir={tmp_path / 'run'}")
     assert main([*words, "loop.shards=3", "loop.in_flight=1"]) == 0
     assert summary(tmp_path / "run")["env_steps"] == 1000
-
-
-@pytest.mark.slow
-def test_four_actors_one_of_them_slow(uneven, tmp_path):
-    """The loop that takes what is ready does not wait for the slow actor, which the other one does."""
-    rates, idle = {}, {}
-    for name, loop in {"all": ["loop=alternate"], "first": ["loop=async", "loop.shards=1"]}.items():
-        run = tmp_path / name
-        words = (*REPLAY, "num_envs=4", "hardware.actors.count=4", "total_steps=4000", "rollout_fragment_length=50")
-        words = (*words, "env.seconds=0.01", "replay_ratio=0.002")  # so slow that other processes hardly matter
-        assert main([*(word for word in words if word != "loop=async"), *loop, f"hydra.run.dir={run}"]) == 0
-        assert summary(run)["env_steps"] == 4000
-        rates[name] = summary(run)["env_steps_per_s"]
-        shares = [column(run, f"time/{who}_idle")[1:] for who in ("learner", "actors")]  # the first row has the start
-        idle[name] = "learner {:.0%}, actors {:.0%}".format(*map(statistics.fmean, shares))
-    faster = rates["first"] / rates["all"]
-    print(f"steps/s: waiting {rates['all']:.0f}, first ready {rates['first']:.0f}: {faster:.2f} x")
-    print(f"idle: waiting {idle['all']}; first ready {idle['first']}")
 
 
 @pytest.mark.slow

@@ -82,90 +82,63 @@ def test_the_kit_finds_a_planner_that_ignores_its_seed(monkeypatch):
         found()
 
 
-class Backwards(CartPoleModel):
-    def step(self, env_state, action):
-        return super().step(env_state, 1 - action)
+def step(change):
+    """Return a ``step`` whose row is another one; ``change`` is of the simulator, the row and what was given."""
+
+    def changed(self, env_state, action):
+        row = CartPoleModel.step(self, env_state, action)
+        return {key: leaf for key, leaf in (row | change(row, env_state, action)).items() if leaf is not None}
+
+    return {"step": changed}
 
 
-class Late(CartPoleModel):
-    def step(self, env_state, action):
-        row = super().step(env_state, action)
-        return row | {"terminated": row["terminated"] & (row["obs"][..., 2].abs() > 0.25)}
+ONES = step(lambda row, state, action: {"reward": torch.ones(len(action))})
 
 
-class Paid(CartPoleModel):
-    def reward(self, batch):
-        return super().reward(batch) * ~batch["terminated"]
+def late(row, state, action):
+    return {"terminated": row["terminated"] & (row["obs"][..., 2].abs() > 0.25)}
 
 
-class Generous(CartPoleModel):
-    """Pays more when it is asked for the reward only."""
-
-    def step(self, env_state, action):
-        return super().step(env_state, action) | {"reward": torch.ones(len(action))}
-
-    def reward(self, batch):
-        return torch.full((len(batch["obs"]),), 2.0)
+def cleared(self, batch):
+    paid = CartPoleModel.reward(self, batch)
+    if "action" in batch:  # not called by step()
+        batch["obs"].zero_()
+    return paid
 
 
-class Wide(CartPoleModel):
-    def step(self, env_state, action):
-        return super().step(env_state, action) | {"reward": torch.ones(len(action))}
-
-    def reward(self, batch):
-        return torch.ones(len(batch["obs"]), 1)
+def overwritten(row, state, action):
+    state.copy_(row["env_state"])
+    return {}
 
 
-class Clearing(CartPoleModel):
-    def reward(self, batch):
-        paid = super().reward(batch)
-        if "action" in batch:  # not called by step()
-            batch["obs"].zero_()
-        return paid
-
-
-class Overwriting(CartPoleModel):
-    def step(self, env_state, action):
-        row = super().step(env_state, action)
-        env_state.copy_(row["env_state"])
-        return row
-
-
-class Noisy(CartPoleModel):
-    def step(self, env_state, action):
-        row = super().step(env_state, action)
-        return row | {"reward": row["reward"] + torch.rand(())}
-
-
-class Mixing(CartPoleModel):
-    def step(self, env_state, action):
-        row = super().step(env_state, action)
-        return row | {"obs": row["obs"] + (0.01 if len(action) == 1 else 0)}
-
-
-class Short(CartPoleModel):
-    def step(self, env_state, action):
-        return {key: x for key, x in super().step(env_state, action).items() if key != "env_state"}
-
-
-class Truncating(CartPoleModel):
-    def step(self, env_state, action):
-        row = super().step(env_state, action)
-        return row | {"truncated": row["terminated"]}
-
-
+SAYS = "differs from a step of the environment: it gives "
 WRONG = {
-    Backwards: "differs from a step of the environment: it gives obs ",
-    Late: "differs from a step of the environment: it gives terminated ",
-    Paid: "differs from a step of the environment: it gives reward ",
-    Generous: "simulator().reward() differs from the reward of step(): [(2.0, 1.0)], which should be equal",
-    Wide: "simulator().reward() gives shape [",
-    Clearing: "simulator().reward() changes its argument",
-    Overwriting: "changes its argument",
-    Noisy: "gives different results in two calls",
-    Mixing: "for a single column gives obs ",
-    Short: "gives no env_state",
-    Truncating: "truncates where the environment does not",
+    "backwards": ({"step": lambda self, state, action: CartPoleModel.step(self, state, 1 - action)}, f"{SAYS}obs "),
+    "late": (step(late), f"{SAYS}terminated "),
+    "paid": ({"reward": lambda self, batch: (~batch["terminated"]).float()}, f"{SAYS}reward "),
+    "generous": (  # pays more when it is asked for the reward only
+        ONES | {"reward": lambda self, batch: torch.full((len(batch["obs"]),), 2.0)},
+        "simulator().reward() differs from the reward of step(): [(2.0, 1.0)], which should be equal",
+    ),
+    "wide": (
+        ONES | {"reward": lambda self, batch: torch.ones(len(batch["obs"]), 1)},
+        "simulator().reward() gives shape [",
+    ),
+    "clearing": ({"reward": cleared}, "simulator().reward() changes its argument"),
+    "overwriting": (step(overwritten), "changes its argument"),
+    "noisy": (
+        step(lambda row, state, action: {"reward": row["reward"] + torch.rand(())}),
+        "gives different results in two calls",
+    ),
+    "mixing": (
+        step(lambda row, state, action: {"obs": row["obs"] + (0.01 if len(action) == 1 else 0)}),
+        "for a single column gives obs ",
+    ),
+    "short": (step(lambda row, state, action: {"env_state": None}), "gives no env_state"),
+    "truncating": (
+        step(lambda row, state, action: {"truncated": row["terminated"]}),
+        "truncates where the environment does not",
+    ),
 }
 
 
@@ -179,12 +152,13 @@ def test_the_kit_takes_a_simulator_that_steps_as_the_environment():
     episodes()()
 
 
-@pytest.mark.parametrize("model", WRONG, ids=lambda model: model.__name__)
+@pytest.mark.parametrize("model", WRONG)
 def test_the_kit_finds_a_simulator_that_does_not(model, monkeypatch):
-    monkeypatch.setattr(planning, "CartPoleModel", model)
+    members, said = WRONG[model]
+    monkeypatch.setattr(planning, "CartPoleModel", type("Wrong", (CartPoleModel,), members))
     with pytest.raises(AssertionError) as error:
         episodes()()
-    assert WRONG[model] in str(error.value)
+    assert said in str(error.value)
 
 
 @pytest.mark.parametrize("words", [(), ("algo=ppo",), ("algo=ppo", "env=modeled")])

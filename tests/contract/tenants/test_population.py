@@ -38,19 +38,6 @@ def test_two_actors_learn_to_balance_a_pole(tmp_path):
     assert summary["episodes"] == 32 * summary["updates"]
 
 
-@pytest.mark.slow
-def test_two_actors_equal_one_process(tmp_path):
-    (alone, weights), (two, same) = (
-        run(tmp_path / "1", "num_envs=2", "total_steps=3000"),
-        run(tmp_path / "2", *TWO, "total_steps=3000"),
-    )
-    for key in ("env_steps", "updates", "episodes", "eval/return_mean"):
-        assert alone[key] == two[key]
-    assert alone["env_steps"] >= 3000
-    assert weights.keys() == same.keys()
-    assert all(torch.equal(weights[key], same[key]) for key in weights)
-
-
 def test_a_run_that_made_more_steps_than_asked_for_goes_on(tmp_path):
     before, _ = run(tmp_path / "run", "total_steps=1000")
     assert before["env_steps"] > 1000

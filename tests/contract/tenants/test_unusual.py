@@ -9,7 +9,7 @@ import torch
 
 from rlplug.testing import conformance
 from rlplug.testing.checks.causes import counted
-from tests.contract.tenants import meta, planning, population, unusual
+from tests.contract.tenants import meta, population, unusual
 from tests.installing import install, site  # noqa: F401  fixtures
 
 CONF = Path(__file__).parents[3] / "conf"
@@ -17,7 +17,6 @@ PACKAGES = {
     "rlplug-unusual": unusual.files(lambda group, option: (CONF / group / f"{option}.yaml").read_text()),
     "rlplug-es": population.FILES,
     "rlplug-maml": meta.FILES,
-    "rlplug-plan": planning.FILES,
 }
 REFUSED = {  # each of these checks had an objection
     "rlplug-unusual": (
@@ -25,7 +24,6 @@ REFUSED = {  # each of these checks had an objection
         *("algo-together-terms-carts2", "algo-together-parts-carts2"),  # terms with an agent axis
         "algo-together-act-carts2",
         *("algo-distilled-learns-cartpole", "algo-distilled-parts-cartpole"),  # a frozen child, a frozen layer
-        "algo-foresight-ranks-modeled2",  # a planner: there was no simulator
         *("algo-careful-composes", "exploration-shaking-served"),  # a second YAML file
     ),
     "rlplug-es": (  # a loop that plays jobs, and an algorithm that computes its gradients by itself

@@ -154,48 +154,16 @@ class Distilled(Algorithm):
         return learner.minimize(batch, self.student)
 
 
-class Foresight(Algorithm):
-    """Tries every action on the environment's simulator, and takes the one with the best reward and value behind it."""
-
-    Config = StepSize
-
-    def __init__(self, cfg: StepSize, ctx: Context) -> None:
-        super().__init__()
-        self.cfg, self.ctx, self.model = cfg, ctx, ctx.simulator()
-        size, self.actions = of_one(ctx.spec)
-        self.value = nn.Linear(size, 1)
-
-    @classmethod
-    def needs(cls, cfg: StepSize, spec: EnvSpec) -> Needs:
-        of_one(spec)
-        return Needs(keys=("obs",))
-
-    def act(self, step: Batch, carry: Batch, mode: Mode) -> tuple[Batch, Batch]:
-        obs: Tensor = step["obs"]
-        rows = [self.model.step(obs, torch.full(obs.shape[:1], a)) for a in range(self.actions)]
-        returns = [row["reward"] + 0.9 * ~row["terminated"] * self.value(row["obs"]).squeeze(-1) for row in rows]
-        return {"action": sampled(torch.stack(returns, -1), self.ctx, mode)}, carry
-
-    def forward(self, batch: Batch, parts: Sequence[str]) -> Losses:
-        value = self.value(batch["obs"]).squeeze(-1)
-        going = 0.9 * ~batch["terminated"][:-1]
-        return Losses({"td": (batch["reward"][:-1] + going * value[1:].detach() - value[:-1]).square()})
-
-    def optimizers(self) -> dict[str, Optim]:
-        return {"value": Optim(torch.optim.SGD(self.parameters(), self.cfg.lr))}
-
-
 MANIFEST = """
 from rlplug import Component, hookimpl
 
 @hookimpl
 def rlplug_components():
     ours, built_in = "tests.contract.tenants.", "rlplug.plugins."
-    tried = {"remembering": (), "distilled": (), "together": ("env=carts2",), "foresight": ("env=modeled2",)}
+    tried = {"remembering": (), "distilled": (), "together": ("env=carts2",)}
     found = [Component("algo", name, f"{ours}unusual:{name.title()}", words) for name, words in tried.items()]
     return found + [
         Component("env", "carts2", ours + "teams:Carts"),
-        Component("env", "modeled2", ours + "planning:Modeled"),
         Component("algo", "steering", built_in + "algo.ddpg:DDPG"),
         Component("exploration", "shaking", built_in + "exploration.noise:Gaussian", ("algo=steering", "env=pendulum")),
     ]
@@ -212,8 +180,8 @@ algo:
   name: {}
   lr: 0.05
 """
-CONF = {f"algo/{name}": ALGO.format(name) for name in ("remembering", "together", "distilled", "foresight")}
-CONF |= {"env/carts2": "name: carts2\nagents: 2\nmax_steps: 30\n", "env/modeled2": "name: modeled2\nmodel: true\n"}
+CONF = {f"algo/{name}": ALGO.format(name) for name in ("remembering", "together", "distilled")}
+CONF |= {"env/carts2": "name: carts2\nagents: 2\nmax_steps: 30\n"}
 
 
 def files(built_in: Any) -> dict[str, str]:

@@ -1,8 +1,9 @@
-"""Acrobot as one vector is Gymnasium's Acrobot, to rounding."""
+"""CartPole's vector is Gymnasium's own, to the bit; Acrobot's is, to rounding."""
 
 import gymnasium
 import numpy as np
 import pytest
+from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
 
 from rlplug import tree
 from rlplug.checkpointing.serialize import copy_to_host, decode, encode
@@ -10,8 +11,39 @@ from rlplug.config import choose, default_node
 from rlplug.context import EnvShard, RunContext
 from rlplug.envs import EnvList, NativeVector
 from rlplug.envs.acrobot import AcrobotVector, _moved
+from rlplug.envs.cartpole import FEW, CartPoleVector
 from rlplug.envs.making import find, has_native, make_list, make_native
 from rlplug.types import EnvSpec
+
+
+@pytest.mark.parametrize("n", [1, 8, FEW + 1])
+def test_cartpole_steps_as_gymnasiums(n: int) -> None:
+    ours, theirs = CartPoleVector(n, max_episode_steps=20), CartPoleVectorEnv(n, max_episode_steps=20)
+    np.testing.assert_array_equal(ours.reset(seed=3)[0], theirs.reset(seed=3)[0])
+    rng, terminated, truncated = np.random.default_rng(0), 0, 0
+    for t in range(300):
+        action = rng.integers(2, size=n) if t % 100 < 50 else np.full(n, t % 2)  # balances for 20 steps
+        mine, own = ours.step(action), theirs.step(action)
+        for a, b in zip(mine[:4], own[:4], strict=True):
+            assert a.dtype == b.dtype
+            np.testing.assert_array_equal(a, b)
+        for name in ("state", "steps", "prev_done"):
+            np.testing.assert_array_equal(getattr(ours, name), getattr(theirs, name))
+        terminated, truncated = terminated + mine[2].sum(), truncated + mine[3].sum()
+    assert terminated
+    assert truncated
+
+
+def test_the_faster_vector_is_taken_and_its_options_are_served() -> None:
+    env = make_native(find("CartPole-v1"), 2, {"sutton_barto_reward": True})
+    try:
+        assert isinstance(env.env.unwrapped, CartPoleVector)
+        env.reset([0, 1])
+        rewards = [env.step(np.ones(2, np.int64))["reward"] for _ in range(12)]
+        assert np.min(rewards) == -1.0
+    finally:
+        env.close()
+
 
 SPEC, SEEDS = find("Acrobot-v1"), [3, 1, 4, 1, 5, 9]
 

@@ -1,0 +1,48 @@
+"""Flags with values, ``--name value`` or ``--name=value``, of verbs that read runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
+
+from rlplug.registry.discovery import unknown
+from rlplug.types import ConfigError
+
+Flags: TypeAlias = Mapping[str, tuple[Callable[[str], Any], bool]]
+"""for each flag, without dashes, the type of its value, and whether it may be given several times"""
+
+KINDS = {int: "a whole number", float: "a number"}
+
+
+def parsed(verb: str, arguments: Sequence[str], flags: Flags) -> tuple[list[str], dict[str, Any]]:
+    """Split arguments into words and the values of flags, a list for a flag that may be given several times.
+
+    Raises:
+        ConfigError: a flag is unknown, lacks its value, has one of the wrong type, or is given twice.
+    """
+    words: list[str] = []
+    given: dict[str, Any] = {}
+    rest: Iterator[str] = iter(arguments)
+    for word in rest:
+        if not word.startswith("-"):
+            words.append(word)
+            continue
+        name, has_value, text = word.removeprefix("--").partition("=")
+        if not word.startswith("--") or name not in flags:
+            known = unknown(f"--{name.lstrip('-')}", [f"--{flag}" for flag in flags])
+            raise ConfigError("", f"{verb} takes no flag {word.partition('=')[0]}; {known}")
+        kind, several = flags[name]
+        value = text if has_value else next(rest, None)
+        if value is None:
+            raise ConfigError(f"--{name}", f"is given without a value; see rlplug {verb} --help")
+        try:
+            value = kind(value)
+        except ValueError:
+            raise ConfigError(f"--{name}", f"{value!r} is not {KINDS.get(kind, 'a value')}") from None  # type: ignore[call-overload]
+        if several:
+            given.setdefault(name, []).append(value)
+        elif name in given:
+            raise ConfigError(f"--{name}", "is given twice")
+        else:
+            given[name] = value
+    return words, given

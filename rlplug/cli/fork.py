@@ -1,0 +1,185 @@
+"""``fork``: continue from a checkpoint of a run with other settings, as a run of its own."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from rlplug.checkpointing import atomic
+from rlplug.checkpointing.format import FOLDER, MANIFEST, Checkpoint, checkpoints, find, folder_of, sealed, steps_of
+from rlplug.cli import tell
+from rlplug.cli.meant import require_run
+from rlplug.config import parse
+from rlplug.config.changes import STRETCH, change, extended
+from rlplug.config.errors import differences, joined
+from rlplug.registry import warn_broken
+from rlplug.run import launch, run_dir
+from rlplug.types import STEP, CheckpointError, ConfigError
+
+USAGE = """rlplug fork <run folder>[@step] [--to folder] [key=value ...]
+
+Continues from a checkpoint of a run with other settings, as a new run. Both runs are equal up to the checkpoint and
+have the same random numbers afterwards, so that their difference is the effect of the settings:
+
+  rlplug fork runs/ppo_cartpole@20000 algo.lr=1e-4
+
+Without a step, it continues from the newest checkpoint. Checkpoints to fork from are kept by checkpoint.keep_last.
+The environment, the model, the number of environments and the seed stay as they are. An option that only sets an
+initial value, as the first coefficient of an adaptive penalty, has no effect after the start."""
+
+
+NOISE = "a fork continues with the random numbers of the checkpoint"
+STATE = "a fork continues from the state in the checkpoint"
+FIXED = {
+    "algo.name": STATE,
+    "buffer.name": STATE,
+    "env": STATE,
+    "exploration": STATE,
+    "hardware.actors.count": STATE,
+    "hardware.devices": STATE,
+    "loop.name": STATE,
+    "model": STATE,
+    "num_envs": STATE,
+    "seed": NOISE,
+}
+"""keys that a fork cannot change, also keys below them, and why"""
+NAME = 120
+"""maximum length of a generated folder name"""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Fork one run, and train the fork to its end.
+
+    Raises:
+        ConfigError: it cannot be forked, or not with these overrides; nothing was written.
+        RunError: the fork failed.
+    """
+    if {"-h", "--help"} & set(arguments):
+        print(USAGE)
+        return 0
+    words, to = list(arguments), None
+    if "--to" in words:
+        at = words.index("--to")
+        if at + 1 >= len(words):
+            raise ConfigError("", "--to needs a folder: --to <folder>")
+        to = Path(words[at + 1])
+        del words[at : at + 2]
+    first, *overrides = words or [""]
+    if not first or first.startswith("-") or ("=" in first and not Path(first.rpartition("@")[0] or first).exists()):
+        raise ConfigError("", "fork takes a run folder, then settings written key=value; see rlplug fork --help")
+    name, step = _parsed(first)
+    require_run(name)
+    warn_broken()
+
+    folder, notes = prepare(Path(name), step, overrides, to)
+    for note in (f"forked {name} to {folder}", *notes):
+        tell(note)
+    try:
+        launch.resume(folder, tell=tell)
+    except ConfigError:  # raised before the run began
+        shutil.rmtree(folder)
+        raise
+    if overrides and same_weights(Path(name), folder):
+        tell(f"the weights are equal to those of {name} at the same step: {' '.join(overrides)} had no effect")
+    return 0
+
+
+def _parsed(word: str) -> tuple[str, int | None]:
+    """Split ``run@step``; a run folder may itself have an @ in its name."""
+    name, at, step = word.rpartition("@")
+    if not at or Path(word).exists():
+        return word, None
+    if not step.replace("_", "").isdecimal():
+        raise ConfigError("", f"{step!r} is no step; fork takes <run folder>@<step>, as runs/ppo_cartpole@20000")
+    return name, int(step.replace("_", ""))
+
+
+def prepare(run: Path, step: int | None, overrides: Sequence[str], to: Path | None = None) -> tuple[Path, list[str]]:
+    """Write a new run folder, which ``resume`` continues from a checkpoint of ``run`` with ``overrides``.
+
+    It has the state of the checkpoint, including random generators and environments, and the rows of ``metrics.csv``
+    before it. Both runs are equal up to the checkpoint, and have the same noise afterwards. Files of the checkpoint are
+    hard links where the file system has them.
+
+    Args:
+        step: step of the checkpoint, in the unit of the run's loop; None: the newest.
+        to: the new folder; None: next to the run, named after its name, the step and the changes.
+
+    Returns:
+        The folder, and notes on schedules if ``total_steps`` was raised.
+
+    Raises:
+        ConfigError: there is no such run or checkpoint, a setting cannot change, or the folder exists.
+    """
+    before, manifest = run_dir.read(run)
+    checkpoint = _checkpoint(run, step)
+    raw, notes = _changed(before, overrides)
+    made, unit = checkpoint.steps, STEP[checkpoint.manifest["unit"]]
+    if raw["total_steps"] <= made:
+        said = f"{raw['total_steps']} is no more than the {made} {unit}s of {checkpoint.path}"
+        raise ConfigError("total_steps", f"{said}; raise it, or fork from an earlier checkpoint")
+    folder = to or run.with_name(_name(run, made, overrides))
+    if folder.exists():
+        raise ConfigError("", f"{folder} exists; choose another folder with --to <folder>")
+    identity, origin = uuid4().hex, {"run": str(run.absolute()), "identity": manifest["run"], "step": made}
+    changed = {key: {"from": old, "to": new} for key, old, new in differences(before, raw)}
+    manifest |= {"run": identity, "resumed": [], "forked": origin | {"changed": changed}}
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with atomic.renamed(folder) as partial:
+        place = folder_of(partial, made)
+        place.mkdir(parents=True)
+        for name in checkpoint.manifest["files"]:
+            atomic.link(checkpoint.path / name, place / name)
+        atomic.write(place / MANIFEST, sealed(checkpoint.manifest | {"run": identity, "config": raw, "score": None}))
+        if (run / "metrics.csv").exists():
+            atomic.write(partial / "metrics.csv", atomic.read(run / "metrics.csv"))
+        run_dir.write_config(partial, raw)
+        run_dir.write_json(partial / MANIFEST, manifest)
+        atomic.flush(place)
+    return folder, notes
+
+
+def same_weights(run: Path, fork: Path) -> bool:
+    """Return whether the newest checkpoints of the same step in a run and its fork hold the same weights."""
+    first = folder_of(fork, run_dir.read(fork)[1]["forked"]["step"]).name
+    common = {path.name for path in checkpoints(run)} & {path.name for path in checkpoints(fork)} - {first}
+    if not common:
+        return False
+    files = [Checkpoint(folder / FOLDER / max(common)).manifest["files"]["weights.pt"] for folder in (run, fork)]
+    return files[0]["sha256"] == files[1]["sha256"]
+
+
+def _checkpoint(run: Path, step: int | None) -> Checkpoint:
+    if step is None:
+        return find(run)
+    path, existing = folder_of(run, step), [steps_of(Checkpoint(path).manifest) for path in checkpoints(run)]
+    if not path.exists():
+        kept = ", ".join(map(str, sorted(existing))) or "none"
+        said = f"{run} has no checkpoint of step {step}; it has {kept}"
+        raise CheckpointError(f"{said}. checkpoint.every and checkpoint.keep_last decide which a run keeps")
+    return Checkpoint(path).verify()
+
+
+def _changed(before: dict[str, Any], overrides: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
+    """Return the valid settings of a fork, and notes on its schedules."""
+    words = [word for word in overrides if word != STRETCH]
+    raw = change(before, words, list(before), "it belongs to the start of a run")
+    raw, notes = extended(parse(raw).raw, before["total_steps"], STRETCH in overrides)
+    errors = [
+        ConfigError(key, f"cannot change: {FIXED[fixed]}; start another run for it")
+        for key, _, _ in differences(before, raw)
+        for fixed in FIXED
+        if f"{key}.".startswith(f"{fixed}.") or f"{fixed}.".startswith(f"{key}.")
+    ]
+    if errors:
+        raise joined(errors)
+    return raw, notes
+
+
+def _name(run: Path, step: int, overrides: Sequence[str]) -> str:
+    words = [re.sub(r"[^\w.=+-]+", "_", word) for word in overrides]
+    return ",".join([f"{run.name}@{step}", *words])[:NAME]

@@ -1,0 +1,60 @@
+"""``report``: write an HTML page about runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rlplug.cli import say, tell
+from rlplug.cli.arguments import Flags, parsed
+from rlplug.types import ConfigError
+
+USAGE = """rlplug report <runs ...> [key=value ...] [--metric NAME] [--out FILE] [--title TEXT]
+
+Writes one HTML page that needs no other file and no network: curves of every metric, final scores with interquartile
+means and 95 % intervals, probabilities of improvement, performance profiles, what differs between groups, videos,
+machine and versions, and the command that repeats each run. Runs are chosen and grouped as for rlplug plot.
+
+  --metric NAME            of the final scores; eval/return_mean, or episode/return where there are no evaluations, if
+                           not given
+  --out FILE               report.html, if not given
+  --title TEXT             of the page"""
+
+FLAGS: Flags = {"metric": (str, False), "out": (str, False), "title": (str, False)}
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Write a page.
+
+    Raises:
+        ConfigError: the runs have nothing to show in common, or the file cannot be written.
+    """
+    if {"-h", "--help"} & set(arguments):
+        print(USAGE)
+        return 0
+    words, given = parsed("report", arguments, FLAGS)
+    if not words:
+        raise ConfigError("", "report takes run folders, or folders of runs; see rlplug report --help")
+
+    from rlplug.results import curves  # here, because NumPy is slow to import
+    from rlplug.results.find import find, split
+    from rlplug.results.groups import grouped, repeated
+    from rlplug.results.output import require_file, write
+    from rlplug.results.report import Report, page
+
+    out = Path(given.get("out", "report.html"))
+    if out.suffix.lower() not in (".html", ".htm"):
+        raise ConfigError("--out", f"{out} should end in .html")
+    require_file(out)
+    runs = find(*split(words), tell)
+    (metric,) = curves.chosen_metrics(runs, [given["metric"]] if "metric" in given else [])
+    groups = grouped(runs)
+    for line in [*filter(None, (run.damage for run in runs)), *repeated(groups)]:
+        tell(line)
+    algos, envs = (
+        ", ".join(dict.fromkeys(names)) for names in zip(*((run.algo, run.env) for run in runs), strict=True)
+    )
+    title = given.get("title", f"{algos} on {envs}")
+    write(out, page(Report(groups, metric, out), title, tell))
+    say(out)
+    return 0
