@@ -41,7 +41,7 @@ ROOMS = {
     "cli": "train, resume, check ...",
     "run": "builds a run and drives it",
     "testing": "the conformance kit",
-    "results": "lists, plots, reports",
+    "results": "plots, reports, exports",
     "agent": "load(path).act(obs)",
     "actors": "collection in Ray actors",
     "estimation": "off-policy estimates",

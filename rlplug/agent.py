@@ -53,11 +53,13 @@ class Agent:
         spec: spaces of the training environment.
         env_steps: environment steps of training.
         algorithm: the algorithm, with its weights.
+        ctx: what it was built with.
+        normalize: maps observations to its inputs.
     """
 
-    def __init__(self, algorithm: Algorithm, ctx: RunContext, env_steps: int, normalize: Callable[[Any], Any]) -> None:
+    def __init__(self, algorithm: Algorithm, ctx: RunContext, env_steps: int, normalize: Normalizer) -> None:
         self.algorithm, self.spec, self.env_steps = algorithm, ctx.spec, env_steps
-        self._ctx, self._normalize, self._inside = ctx, normalize, ctx.spec.single_agent
+        self.ctx, self.normalize, self._inside = ctx, normalize, ctx.spec.single_agent
         (self._native,) = (ctx.spec.native_spaces or ctx.spec.groups).values()
         self._observe, self._execute = observe(self._native.obs), execute(self._native.action)
         self._memory = {"prev_action", "prev_reward"}.intersection(ctx.needs.keys)
@@ -108,10 +110,10 @@ class Agent:
             step["action_mask"] = self._mask(action_mask, columns)
         elif action_mask is not None:
             raise ValueError("this policy was trained without action masks")
-        with torch.inference_mode(), self._ctx.acting(EnvShard("eval", columns, range(columns))):
+        with torch.inference_mode(), self.ctx.acting(EnvShard("eval", columns, range(columns))):
             # copies, so that the caller may reuse the arrays
-            seen = tree.map(lambda x: torch.from_numpy(np.array(x, order="C")).to(self._ctx.device), step)
-            seen["obs"] = self._normalize(seen["obs"])
+            seen = tree.map(lambda x: torch.from_numpy(np.array(x, order="C")).to(self.ctx.device), step)
+            seen["obs"] = self.normalize(seen["obs"])
             for key in self._memory:
                 seen[key][seen["is_first"]] = 0
             out, self._carry = self.algorithm.act(seen, self._carry, mode)

@@ -18,7 +18,7 @@ from rlplug.distributed.output import outlive_readers
 from rlplug.types import ConfigError, RunError, printable
 
 VERBS = ("train", "resume", "watch", "fork", "evaluate", "play", "estimate", "check", "data", "profile", "plugins")
-VERBS += ("schema", "new", "runs", "diff", "plot", "report")
+VERBS += ("schema", "new", "runs", "diff", "plot", "report", "export", "push")
 """modules of this package with a function ``main(arguments) -> exit code``"""
 
 PRINT = ("check", "data", "diff", "plugins", "runs", "schema")

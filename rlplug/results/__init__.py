@@ -1,1 +1,1 @@
-"""What runs are made into: lists, comparisons, plots and reports, from run folders, without torch or a trainer."""
+"""What runs are made into: lists, comparisons, plots and reports from run folders, without torch; exports and cards."""

@@ -40,6 +40,7 @@ from rlplug.testing.checks import (
     buffers,
     envs,
     explorations,
+    exports,
     leaving,
     models,
     others,
@@ -71,6 +72,7 @@ OF_ALGORITHM: dict[str, Callable[[Case], None]] = {
     "schedules": schedules.check_schedules,
     "ranks": ranks.check_ranks,
     "compiled": algorithms.check_compiled,
+    "export": exports.check_export,
 }
 
 

@@ -107,14 +107,16 @@ class CQL(Algorithm):
         return tuple(name for name in self.state_dict() if name.startswith(("model.", "policy.")))
 
     def act(self, step: Batch, carry: Batch, mode: Mode) -> tuple[Batch, Batch]:
-        n, dist = len(step["is_first"]), self.dist(step["obs"])
+        dist = self.dist(step["obs"])
         if mode == "random":
-            action = self.ctx.rand(n, self.size) * 2.0 - 1.0
+            action = self.ctx.rand(len(step["is_first"]), self.size) * 2.0 - 1.0
+        elif mode == "greedy":
+            action = dist.mode()
         else:
-            action = dist.mode() if mode == "greedy" else dist.sample(self.policy.noise(self.ctx, n))
-        out = {"action": action.view(n, *self.shape)}
+            action = dist.sample(self.policy.noise(self.ctx, len(step["is_first"])))
+        out = {"action": action.view(-1, *self.shape)}
         if "logp" in self.ctx.needs.stored and mode != "greedy":
-            uniform = action.new_full((n,), -self.size * math.log(2.0))
+            uniform = action.new_full((len(action),), -self.size * math.log(2.0))
             out["logp"] = uniform if mode == "random" else dist.logp(action)
         return out, carry
 

@@ -117,18 +117,18 @@ class SAC(Algorithm):
         return self.model.initial_carry(n)
 
     def act(self, step: Batch, carry: Batch, mode: Mode) -> tuple[Batch, Batch]:
-        n = len(step["is_first"])
         dist, carry = self.dist(step, carry)
         if mode == "random" and self.discrete:
             dist = dist.uniform()
         if mode == "greedy":
             action = dist.mode()
         elif mode == "explore" or self.discrete:
-            action = dist.sample(self.policy.noise(self.ctx, n))
+            action = dist.sample(self.policy.noise(self.ctx, len(step["is_first"])))
         else:
-            action = self.ctx.rand(n, *self.shape) * 2.0 - 1.0
-        out = {"action": action.view(n, *self.shape)}
+            action = self.ctx.rand(len(step["is_first"]), *self.shape) * 2.0 - 1.0
+        out = {"action": action.view(-1, *self.shape)}
         if "logp" in self.ctx.needs.stored and mode != "greedy":
+            n = len(step["is_first"])
             uniform = mode == "random" and not self.discrete
             out["logp"] = torch.full((n,), -self.size * math.log(2.0)) if uniform else dist.logp(out["action"])
         return out, carry

@@ -15,6 +15,7 @@ from rlplug import tree
 from rlplug.config import choose
 from rlplug.context import RunContext
 from rlplug.testing.checks.causes import random_layers, require_own_rows
+from rlplug.testing.checks.exports import check_model_export
 from rlplug.testing.checks.runs import flat, node_of, option_of, require
 from rlplug.testing.context import box
 from rlplug.types import Batch, ConfigError, EnvSpec
@@ -49,6 +50,8 @@ def check_model(name: str, option: str | None = None, **changes: Any) -> None:
             alone, several = ctx.build("model", space), ctx.build("model", space, ensemble_size=3)
         except ConfigError:
             continue
+        if not served:  # one space is enough
+            check_model_export(alone, space, what)
         served.append(what)
         _check_rows(alone, space, what)
         _check_shapes(alone, (), space, what)
