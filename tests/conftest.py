@@ -20,6 +20,10 @@ os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 # logging
 absl.logging.get_absl_handler().python_handler.stream = sys.__stderr__
 
+from tests.composing import reuse  # noqa: E402  after what torch reads when it is imported
+
+reuse()
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="rewrite tests/golden/*.json instead of comparing")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -10,12 +9,10 @@ from typing import Any
 
 import hydra
 import yaml
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.core_plugins.file_config_source import FileConfigSource
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.global_hydra import GlobalHydra
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.plugins import Plugins
 from hydra.errors import HydraException
 from hydra.plugins.search_path_plugin import SearchPathPlugin
@@ -24,17 +21,13 @@ from omegaconf import DictConfig
 
 from rlplug.config.errors import UnknownKeyError, joined, single, value_at
 from rlplug.config.schema import SEVERAL, kind_of
-from rlplug.registry import plugins, until_refresh
+from rlplug.registry import plugins
 from rlplug.registry.presets import Preset, preset, presets
 from rlplug.types import ConfigError
 
 PRIMARY = "config"
 VERSION_BASE = "1.3"
 GLOBAL = "_global_"
-VALUE = re.compile(
-    r"[+~]*(?!hydra\b|logger\.only=)((\w+(\.\w+)+|(num|replay|rollout|total|train)_\w+|seed)(=|$)|\w+=\{)"
-)
-"""overrides that set a value: no group but logger.only has a name with a dot, or is called as a setting of the run"""
 
 
 class PluginConfigs(SearchPathPlugin):
@@ -84,31 +77,9 @@ def session() -> Iterator[ConfigLoader]:
 
 
 def loaded(overrides: Sequence[str]) -> DictConfig:
-    """Compose with Hydra, including its node ``hydra``; errors are not converted.
-
-    Hydra's composition of the choices is reused until their files change; setting values takes a tenth of its time.
-    """
-    values = [word for word in overrides if VALUE.match(word)]
-    with suppress(Exception):  # Hydra's own error is that of the whole
-        parsed = OverridesParser.create().parse_overrides(values)
-        if not folders_of(overrides) and not any(one.is_sweep_override() for one in parsed):
-            changed = tuple(file.path.stat().st_mtime_ns for files in presets().values() for file in files)
-            config = pickle.loads(_chosen(tuple(word for word in overrides if word not in values), changed))
-            ConfigLoaderImpl._apply_overrides_to_config(parsed, config)
-            config.hydra.overrides.task = [word for word in overrides if not word.startswith(("hydra.", "hydra/"))]
-            return config
-    return _composed(overrides)
-
-
-def _composed(overrides: Sequence[str]) -> DictConfig:
+    """Compose with Hydra, including its node ``hydra``; errors are not converted."""
     with session():
         return hydra.compose(PRIMARY, list(overrides), return_hydra_config=True)
-
-
-@until_refresh
-def _chosen(words: tuple[str, ...], changed: tuple[int, ...]) -> bytes:
-    """Return a pickled composition of choices; ``changed`` are the times at which files of packages changed."""
-    return pickle.dumps(_composed(words))
 
 
 def folders_of(overrides: Iterable[str]) -> list[str]:

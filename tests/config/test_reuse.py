@@ -1,4 +1,4 @@
-"""Hydra's composition of a command line's choices is reused, and nothing can be told from it."""
+"""Tests reuse Hydra's composition of a command line's choices, and nothing can be told from it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from rlplug.config import compose, origins
+from tests import composing
 from tests.golden.cases import overrides
 from tests.installing import install, manifest, site  # noqa: F401  fixtures
 
@@ -37,7 +38,7 @@ def said(make, words):
 @pytest.mark.parametrize("line", LINES)
 def test_it_is_what_hydra_composes(line):
     for _ in range(2):  # the second time from what was kept
-        assert said(origins.loaded, LINES[line]) == said(origins._composed, LINES[line])
+        assert said(origins.loaded, LINES[line]) == said(composing.composed, LINES[line])
 
 
 def test_a_changed_file_is_read_again(install, site):  # noqa: F811

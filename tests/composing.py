@@ -1,0 +1,48 @@
+"""Reuse of Hydra's compositions, which the tests make by the thousand; a process that trains makes one."""
+
+from __future__ import annotations
+
+import pickle
+import re
+from collections.abc import Sequence
+from contextlib import suppress
+
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import DictConfig
+
+from rlplug.config import composition, explain, origins
+from rlplug.registry import until_refresh
+from rlplug.registry.presets import presets
+
+VALUE = re.compile(
+    r"[+~]*(?!hydra\b|logger\.only=)((\w+(\.\w+)+|(num|replay|rollout|total|train)_\w+|seed)(=|$)|\w+=\{)"
+)
+"""overrides that set a value: no group but logger.only has a name with a dot, or is called as a setting of the run"""
+composed = origins.loaded
+
+
+def reused(overrides: Sequence[str]) -> DictConfig:
+    """Compose as ``origins.loaded`` does: Hydra's composition of the choices is reused until their files change."""
+    values = [word for word in overrides if VALUE.match(word)]
+    with suppress(Exception):  # Hydra's own error is that of the whole
+        parsed = OverridesParser.create().parse_overrides(values)
+        if not origins.folders_of(overrides) and not any(one.is_sweep_override() for one in parsed):
+            changed = tuple(file.path.stat().st_mtime_ns for files in presets().values() for file in files)
+            config = pickle.loads(_chosen(tuple(word for word in overrides if word not in values), changed))
+            ConfigLoaderImpl._apply_overrides_to_config(parsed, config)
+            config.hydra.overrides.task = [word for word in overrides if not word.startswith(("hydra.", "hydra/"))]
+            return config
+    return composed(overrides)
+
+
+def reuse() -> None:
+    """Let this process reuse compositions."""
+    for module in (composition, explain, origins):
+        module.loaded = reused
+
+
+@until_refresh
+def _chosen(words: tuple[str, ...], changed: tuple[int, ...]) -> bytes:
+    """Return a pickled composition of choices; ``changed`` are the times at which files of packages changed."""
+    return pickle.dumps(composed(words))
