@@ -118,9 +118,9 @@ def prepare(run: Path, step: int | None, overrides: Sequence[str], to: Path | No
     before, manifest = run_dir.read(run)
     checkpoint = _checkpoint(run, step)
     raw, notes = _changed(before, overrides)
-    made, unit = checkpoint.steps, STEP[checkpoint.manifest["unit"]]
-    if raw["total_steps"] <= made:
-        said = f"{raw['total_steps']} is no more than the {made} {unit}s of {checkpoint.path}"
+    made, unit = checkpoint.steps, checkpoint.manifest["unit"]
+    if raw["total_steps"] - made < (raw["num_envs"] if unit == "env_steps" else 1):
+        said = f"{raw['total_steps']} leaves nothing to train after the {made} {STEP[unit]}s of {checkpoint.path}"
         raise ConfigError("total_steps", f"{said}; raise it, or fork from an earlier checkpoint")
     folder = to or run.with_name(_name(run, made, overrides))
     if folder.exists():

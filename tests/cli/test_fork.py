@@ -122,7 +122,7 @@ def test_the_name_of_a_fork(run: Path, capsys: pytest.CaptureFixture[str]):
         (["{run}@{step}", "num_envs=2"], "num_envs: cannot change"),
         (["{run}@{step}", "algo.gama=0.9"], "algo.gama"),
         (["{run}@{step}", "algo.gamma=2"], "algo.gamma"),
-        (["{run}@{last}", "algo.gamma=0.9"], "total_steps: 600 is no more than the [0-9]+ steps of"),
+        (["{run}@{last}", "algo.gamma=0.9"], "total_steps: 600 leaves nothing to train after the [0-9]+ steps of"),
         (["{run}@{step}", "--to", "{run}"], "exists; choose another folder"),
         (["{run}/nothing@300"], "does not exist"),
     ],
