@@ -135,7 +135,7 @@ class Trainer(Run):
             if self.ctx.needs.data != "rollout":
                 segment.batch = on_cpu(segment.batch)  # buffers keep their indices on the host
             for part in parts(segment.batch):
-                self.buffer.add(replace(segment, batch=part))
+                self.buffer.add(segment if part is segment.batch else replace(segment, batch=part))
         return self.episodes.add(segment.batch, segment.columns)
 
     def ready(self) -> bool:
