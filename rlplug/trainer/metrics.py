@@ -67,7 +67,8 @@ class Means:
         found = dict[str, Tensor]()
         for name, seen in self._values.items():
             device = next((x.device for x in seen if isinstance(x, Tensor)), None)  # numbers may follow tensors
-            found[name] = torch.stack([torch.as_tensor(x, device=device) for x in seen])
+            several = [torch.as_tensor(x, device=device) for x in seen] if device else []
+            found[name] = torch.stack(several) if several else torch.tensor(seen)
         return found
 
     def load(self, state: Tree) -> None:
