@@ -14,7 +14,9 @@ import stat
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from email.parser import HeaderParser
+from functools import wraps
 from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -27,7 +29,7 @@ MOST_NODES = 100_000  # per YAML file, with expanded aliases
 PATIENCE = 3  # seconds for code to stop after its time limit
 LONGEST = 300  # characters in a cause
 T = TypeVar("T")
-_hidden, _read_text = set[str](), metadata.PathDistribution.read_text
+_hidden = set[str]()
 
 
 class Package(NamedTuple):
@@ -72,13 +74,21 @@ def packages(group: str) -> list[Package]:
                 found.append(Package(*stated, points))
             except Exception as error:
                 found.append(Package(name, version, (), one_line(f"METADATA: {error}")))
-    if _hidden:
-        setattr(metadata.PathDistribution, "read_text", _shown)  # noqa: B010
+    for module in ("importlib.metadata", "importlib_metadata") if _hidden else ():
+        with suppress(ImportError):  # the second, once imported, replaces the classes of the first
+            _hide(importlib.import_module(module).PathDistribution)
     return found
 
 
-def _shown(self: Any, filename: str) -> str | None:
-    return None if filename == "entry_points.txt" and str(self._path) in _hidden else _read_text(self, filename)
+def _hide(kind: Any) -> None:
+    """Let a class of distributions return no text for entry points that are hidden."""
+    read = getattr(kind.read_text, "__wrapped__", kind.read_text)
+
+    @wraps(read)
+    def shown(self: Any, filename: str) -> str | None:
+        return None if filename == "entry_points.txt" and str(self._path) in _hidden else read(self, filename)
+
+    kind.read_text = shown
 
 
 def _text(distribution: Any, folder: Path, name: str) -> str:

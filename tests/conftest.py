@@ -32,3 +32,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.fixture
 def update_golden(request: pytest.FixtureRequest) -> bool:
     return request.config.getoption("--update-golden")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def runs_of_mlflow(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """MLflow's own folder is in the current one, which is that of the repository."""
+    os.environ.setdefault("MLFLOW_TRACKING_URI", str(tmp_path_factory.mktemp("mlflow") / "mlruns"))

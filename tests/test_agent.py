@@ -120,7 +120,7 @@ def test_the_callers_random_numbers_and_arrays_stay_as_they_are(sac: Path):
     agent.act(obs, "explore")
     assert torch.equal(torch.rand(3), expected)
     assert not obs.any()
-    with pytest.raises(ValueError, match="mode should be one of explore, greedy, random, and is 'best'"):
+    with pytest.raises(ValueError, match="mode should be one of explore, greedy, random, got 'best'"):
         agent.act(np.zeros(3), "best")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="there is no device cuda here; use cpu"):
         load(sac, device="cuda")
@@ -159,7 +159,7 @@ def test_a_policy_that_was_trained_with_masks_is_given_them(tmp_path: Path, sac:
     agent, mask = load(trained(tmp_path / "taxi", *PPO, "env=taxi", "env.max_episode_steps=20")), np.arange(6) == 4
     assert agent.act(7, "random", action_mask=mask) == 4
     assert agent.act([7, 8], "explore", action_mask=[mask, ~mask])[0] == 4
-    with pytest.raises(ValueError, match=r"with masks of the allowed actions: act\(obs, action_mask=...\), \[6\] bool"):
+    with pytest.raises(ValueError, match=r"was trained with action masks: act\(obs, action_mask=...\), \[6\] bool"):
         agent.act(7)
     with pytest.raises(ValueError, match="trained without action masks"):
         load(sac).act(np.zeros(3), action_mask=np.ones(7, bool))
@@ -516,5 +516,7 @@ def test_a_changed_environment_and_other_episodes(sac: Path):
     assert seeded["eval/return_mean"] != summary(sac)["eval/return_mean"]
     changed = evaluate(sac, ["+env.kwargs.g=1"])
     assert changed["eval/return_mean"] != summary(sac)["eval/return_mean"]
-    with pytest.raises(ConfigError, match=r"^env: is not what .* trained on: the observation space was Box\(.*, and"):
+    with pytest.raises(
+        ConfigError, match=r"^env: is not the environment of .*: the observation space was Box\(.*, and"
+    ):
         evaluate(sac, ["env=cartpole"])

@@ -34,8 +34,6 @@ class EpisodeStats:
         if not segment["valid"].is_cpu:
             segment = on_cpu({key: segment[key] for key in STREAM})
         valid = segment["valid"].numpy()[:-1]
-        if len(valid) == 1 and not self.groups and (count := self._one_row(segment, valid, columns)):
-            return count
         began = segment["is_first"].numpy()[:-1] & valid  # after an end, or after an interrupted episode
         if "reward" in segment and "alive" not in segment:  # one agent
             over = segment["terminated"].numpy() | segment["truncated"].numpy()
@@ -45,16 +43,6 @@ class EpisodeStats:
         for name, group in self.groups.items():
             group._count(rewards[name].mean(2), valid, ended, began, columns)
         return self._count(np.concatenate([*rewards.values()], 2).mean(2), valid, ended, began, columns)
-
-    def _one_row(self, segment: Batch, valid: np.ndarray, columns: slice) -> int:
-        """Add a segment of one row without episode ends, as is common off-policy; return 0 for others."""
-        if np.count_nonzero(valid) < valid.size or "alive" in segment:
-            return 0
-        if any(np.count_nonzero(segment[key].numpy()[0]) for key in ("is_first", "terminated", "truncated")):
-            return 0
-        self._return[columns] += segment["reward"].numpy()[0]
-        self._length[columns] += 1
-        return valid.size
 
     def _count(
         self, reward: np.ndarray, valid: np.ndarray, ended: np.ndarray, began: np.ndarray, columns: slice

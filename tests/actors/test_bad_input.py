@@ -35,7 +35,7 @@ CASES = {
     ),
     "a device that is not there": (
         (*PPO, "hardware.actors.count=2", "hardware.actors.num_cpus=0", "hardware.actors.num_gpus=0.5"),
-        "2 actors with 0.5 CUDA devices each need more than the 0 of this machine; hardware.actors.num_gpus=0 needs",
+        "2 actors with 0.5 CUDA devices each need more than the 0 of this machine; use hardware.actors.num_gpus=0",
     ),
     "older weights for an algorithm that cannot learn from them": (
         (*PPO, "hardware.actors.count=2", "loop.in_flight=2"),

@@ -71,7 +71,7 @@ BAD = {
     "estimate run --greedy data.path=data": "estimate has no flag --greedy; see rlplug estimate --help",
     "estimate run": "data.path: is missing: estimates need recorded episodes, data.path=<folder>",
     "estimate run data.path=empty": "data.path: empty contains no file of episodes",
-    "estimate run data.path=data eval.episodes=2": "eval.episodes: cannot be changed: an estimate may change ",
+    "estimate run data.path=data eval.episodes=2": "eval.episodes: cannot be changed: an estimate can change only ",
     "estimate run data.path=data estimate.methods=[ips]": "estimate.methods",
     "estimate run estimate.path=nowhere": "estimate.path: nowhere does not exist",
     f"estimate run estimate.path={SMALL}": f"estimate.path: {SMALL} has no key 'logp'",

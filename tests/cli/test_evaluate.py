@@ -107,7 +107,7 @@ def test_a_damaged_checkpoint_is_passed_over_and_told(run: Path, capsys: pytest.
 
 TAKES = "evaluate takes a run folder or a checkpoint first; see rlplug evaluate --help"
 BAD = {  # refusals of settings that change are in tests/config/test_overrides.py
-    **dict.fromkeys(("evaluate", "evaluate --json", "evaluate eval.episodes=3"), TAKES),
+    **dict.fromkeys(("evaluate", "evaluate eval.episodes=3"), TAKES),
     "evaluate .": ". contains no run; the newest run in it is run",
     "evaluate run/config.yaml": "run/config.yaml is not a run or checkpoint of rlplug: ",
     "evaluate empty": "empty holds no checkpoint yet",
@@ -116,7 +116,7 @@ BAD = {  # refusals of settings that change are in tests/config/test_overrides.p
     "evaluate run algo.gamma=0.9": "algo.gamma: cannot be changed: an evaluation can change only eval.episodes, eval.",
     "evaluate run eval.every=3": "eval.every: cannot be changed: an evaluation can change only eval.episodes, eval.",
     "evaluate run hardware=1gpu": "hardware: needs a CUDA device, but none was found; use hardware=cpu",
-    "evaluate run env=cartpole": "env: is not what run/checkpoints/step_000000000200 was trained on: the observation ",
+    "evaluate run env=cartpole": "env: is not the environment of run/checkpoints/step_000000000200: the observation ",
     "evaluate run env.id=Pendulum-v7": "env.id: ",
 }
 

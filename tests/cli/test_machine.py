@@ -77,7 +77,7 @@ def limited(megabytes: int, *words: str) -> str:
     """Train with so much more memory than the process has at its start, and return its only line."""
     command = [sys.executable, "-c", LIMITED, str(megabytes), *SAC, *words]
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
-    assert done.returncode == (2 if "but only" in done.stderr else 1), done.stderr
+    assert done.returncode == (2 if "has only" in done.stderr else 1), done.stderr
     (line,) = done.stderr.splitlines()
     return line
 

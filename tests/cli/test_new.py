@@ -67,7 +67,7 @@ def test_the_code_has_the_style_of_ruff():
 
 # ---- what is refused -------------------------------------------------------------------------------------------------
 
-NO_NAME = "no name: take up to 40 small letters, digits and _"
+NO_NAME = "not a name: use up to 40 lowercase letters, digits and _"
 TAKEN = (("algo", "sac"), ("env", "pendulum"))
 USAGE = "new takes a kind and a name, as in `rlplug new algo mine`; see rlplug new --help"
 
@@ -79,7 +79,7 @@ USAGE = "new takes a kind and a name, as in `rlplug new algo mine`; see rlplug n
         ("algos mine", "unknown kind 'algos'; did you mean algo? There are: algo, buffer, env, exploration, "),
         *((f"algo {name}", f"{name!r} is {NO_NAME}") for name in ("my-algo", "MyAlgo", "../x", "3", "a" * 300)),
         ("algo my-algo", f"'my-algo' is {NO_NAME}, as in my_algo"),
-        *((f"algo {word}", f"'{word}' means something else in Python or YAML") for word in ("lambda", "off", "none")),
+        *((f"algo {word}", f"'{word}' has another meaning in Python or YAML") for word in ("lambda", "off", "none")),
         *((f"{kind} {name}", f"{kind} '{name}' is taken by rlplug 0.1.0") for kind, name in TAKEN),
         ("env box", "'box' needs a class Box, which it imports; choose another name"),
     ],

@@ -152,7 +152,7 @@ BROKEN = {
     "other rows",
     "env rigid episodes-rigid": r"^load\(\) does nothing: state\(\) is unchanged\n",
     "model sticky shapes-sticky": "the carry is not cleared where is_first",
-    "env precise episodes-precise": "'reward' as float64; wanted float32",
+    "env precise episodes-precise": "'reward' as float64; expected float32",
     "loop stubborn resumes": "resumed run differs from the undisturbed one",
     "logger misspelt run": r"rlplug_loged is not a hook; did you mean rlplug_logged\?",
 }

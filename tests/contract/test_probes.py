@@ -112,7 +112,7 @@ def test_a_value_that_passes_by_is_not_taken_for_one_that_stays():
 
 
 def test_a_learner_that_knows_nothing_is_told_what_is_exact():
-    with pytest.raises(AssertionError, match=r"probe 'ends' .*the value of state 1 is -?\d\.\d\d, and 10 is exact"):
+    with pytest.raises(AssertionError, match=r"probe 'ends' .*the value of state 1 is -?\d\.\d\d, but 10 is exact"):
         probes.check_probe("ppo", PROBES["ends"], "discrete", ["algo.lr=0.0"])
 
 

@@ -98,7 +98,7 @@ def references() -> Any:
 
 
 FORGED = {
-    "a call": (Forged(print, ("executed",)), "builtins.print"),
+    "a call": (Forged(os.system, ("echo executed",)), "posix.system"),
     "a type": (forged_type(), "the type 'V8'"),
     "objects": (np.array([{}], object), "the type 'O8'"),
     "texts": (np.array(["a"]), "the type 'U1'"),
@@ -120,12 +120,12 @@ FORGED = {
 
 
 @pytest.mark.parametrize(("value", "said"), FORGED.values(), ids=FORGED)
-def test_all_else_is_refused(value, said, tmp_path, capsys):
+def test_all_else_is_refused(value, said, tmp_path, capfd):
     line = json.loads(lines(tmp_path, Random(0)).read_text()) | {"obs": pack(pickle.dumps(value))}
     (tmp_path / "a.json").write_text(json.dumps(line) + "\n")
     with pytest.raises(ConfigError, match=rf"a.json, line 1 cannot be read: .*{said}"):
         Recording([str(tmp_path / "a.json")], Reading(SPEC))
-    assert capsys.readouterr().out == ""
+    assert capfd.readouterr().out == ""
 
 
 @pytest.mark.parametrize(

@@ -287,7 +287,7 @@ def test_commands_are_right(page: Path, install: Install, site: Path, tmp_path: 
         elif arguments and arguments[0].startswith(".testing."):
             subprocess.run([sys.executable, "-m", f"rlplug{arguments[0]}", "--help"], check=True, capture_output=True)
             rlplug.compose([argument for argument in arguments[1:] if "=" in argument])
-        elif arguments[:1] in (["data"], ["runs"], ["diff"]):
+        elif arguments[:1] in (["data"], ["runs"], ["diff"], ["watch"], ["play"], ["export"], ["push"]):
             continue
         elif arguments[:1] == ["fork"]:
             raw = rlplug.compose(["algo=dqn"]).raw
@@ -295,7 +295,7 @@ def test_commands_are_right(page: Path, install: Install, site: Path, tmp_path: 
         elif arguments[:1] in (["plot"], ["report"]):
             parsed(arguments[0], arguments[1:], importlib.import_module(f"rlplug.cli.{arguments[0]}").FLAGS)
         elif arguments and arguments[0] in MAY:
-            arguments = [argument for argument in arguments if argument not in ("--explore", "--random")]
+            arguments = [argument for argument in arguments if argument not in ("--explore", "--random", "--record")]
             raw, verb, words = rlplug.compose(["algo=sac"]).raw, arguments[0], arguments[2:]
             if verb == "resume" and "algo.lr=1e-4" in words:  # of an algorithm with one step size
                 raw = rlplug.compose(["algo=dqn"]).raw

@@ -82,7 +82,7 @@ def test_observations_keep_their_dtype_except_float64():
     ],
 )
 def test_spaces_that_are_not_served_are_named(function, space):
-    with pytest.raises(ConfigError, match="served are") as error:
+    with pytest.raises(ConfigError, match="supported are") as error:
         function(space)
     assert error.value.key == "env.id"
 

@@ -150,7 +150,7 @@ def test_a_killed_worker_is_one_error(call):
     os.kill(env._workers[1].process.pid, signal.SIGKILL)
     calls = {"step": lambda: env.step(np.zeros(5, np.int64)), "reset": lambda: env.reset(SEEDS), "state": env.state}
     for _ in range(2):
-        with pytest.raises(RunError, match=r"^the worker process of environments 3, 4 was killed by SIGKILL; mostly"):
+        with pytest.raises(RunError, match=r"^the worker process of environments 3, 4 was killed by SIGKILL; usually"):
             calls[call]()
     env.close()
     assert not any(worker.is_running() for worker in processes_of([env._workers[0].process.pid]))

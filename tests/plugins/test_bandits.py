@@ -347,7 +347,7 @@ def test_an_environment_of_single_steps_is_served():
         ({"context": np.zeros((0, 2)), "action": [], "reward": [], "propensity": []}, "N above 0"),
         ({"context": np.full((9, 2), np.nan)}, "a context that is not a finite number"),
         ({"reward": np.array(["a"] * 9)}, "a reward that is not a finite number"),
-        ({"propensity": np.zeros(9)}, "not above 0"),
+        ({"propensity": np.zeros(9)}, "not in (0, 1]"),
         ({"action_mask": np.ones((9, 2))}, "an action_mask that is not [N, 3]"),
         ({"action_mask": np.eye(3)[np.full(9, 1)]}, "or forbids an arm that was taken"),
         ({"action": np.array(1)}, "action []"),

@@ -202,7 +202,9 @@ def test_the_ranks_of_a_machine_share_its_memory(tmp_path, monkeypatch):
     with closing(build(compose(words), tmp_path)) as trainer:
         needed = trainer.buffer.nbytes(trainer.collector.spec.row)
     monkeypatch.setattr(checks.psutil, "virtual_memory", lambda: SimpleNamespace(available=0.9 * needed))
-    with pytest.raises(ConfigError, match=r"^buffer\.capacity: the buffer would need \S+ \S+, but only"):
+    with pytest.raises(
+        ConfigError, match=r"^buffer\.capacity: the buffer would need \S+ \S+, but this machine has only"
+    ):
         build(compose(words), tmp_path)
     with pytest.raises(ConfigError, match=r"^buffer\.capacity: the buffers of 2 ranks would need"):
         build(compose(words), tmp_path, plan=Plan("cpu", 2))
@@ -217,7 +219,7 @@ def test_a_buffer_on_the_device_has_to_fit_there(tmp_path, monkeypatch):
     monkeypatch.setattr(Replay, "device", torch.device("cuda"))
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1000, 2000))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "H200")
-    with pytest.raises(ConfigError, match=r"^buffer\.capacity: the buffer would need .* 1000 B of memory of H200 are"):
+    with pytest.raises(ConfigError, match=r"^buffer\.capacity: the buffer would need .*, but H200 has only 1000 B"):
         build(compose(["algo=sac", "env=pendulum"]), tmp_path)
 
 
@@ -330,7 +332,7 @@ def test_a_run_whose_environments_cannot_be_saved_says_so_and_goes_on(tmp_path):
     (changed, where, how) = said
     assert changed == "total_steps: 2048 -> 6144"
     assert where.startswith("continuing from step 2,04")
-    assert how == f"not exactly as it would have gone on: {lost}"
+    assert how == f"not exactly as it would have continued: {lost}"
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert 6144 - 8 < summary["env_steps"] <= 6144
     logged = [row for row in table(tmp_path) if row["episode/return"]]

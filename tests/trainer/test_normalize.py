@@ -238,13 +238,13 @@ def test_evaluation_leaves_the_moments_alone_and_a_loaded_agent_has_them(tmp_pat
     words = ["algo=ppo", "env=pendulum", "num_envs=4", "rollout_fragment_length=64", "total_steps=1024"]
     launch.train(compose([*WORDS, *words, "logger.only=[]"]), tmp_path / "run")
     agent = rlplug.load(tmp_path / "run")
-    assert agent._normalize.obs["obs"].seen[0] == 1024  # and none of the evaluation's
+    assert agent.normalize.obs["obs"].seen[0] == 1024  # and none of the evaluation's
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert evaluate(tmp_path / "run")["eval/return_mean"] == summary["eval/return_mean"]
     env = gymnasium.make("Pendulum-v1")
     obs, _ = env.reset(seed=3)
     said = agent.act(obs)
-    agent._normalize.obs["obs"].mean += 1.0
+    agent.normalize.obs["obs"].mean += 1.0
     assert not np.array_equal(agent.act(obs), said)
 
 

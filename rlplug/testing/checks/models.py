@@ -50,10 +50,10 @@ def check_model(name: str, option: str | None = None, **changes: Any) -> None:
             alone, several = ctx.build("model", space), ctx.build("model", space, ensemble_size=3)
         except ConfigError:
             continue
+        _check_rows(alone, space, what)
         if not served:  # one space is enough
             check_model_export(alone, space, what)
         served.append(what)
-        _check_rows(alone, space, what)
         _check_shapes(alone, (), space, what)
         _check_shapes(several, (3,), space, what)
         _check_members(several, space, what)

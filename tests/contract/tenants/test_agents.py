@@ -312,10 +312,10 @@ WRONG = {
     ),
     "without agents": (
         lambda row: {"reward": row["reward"].sum(1)} if "reward" in row else {},
-        r"'reward' with shape \(3,\); wanted \(3, 2\)",
+        r"'reward' with shape \(3,\); expected \(3, 2\)",
     ),
     "without alive": (lambda row: {"alive": None}, "a row lacks 'alive'"),
-    "outside": (lambda row: {"obs": row["obs"][:, :1]}, r"obs has shape \(3, 1, 4\); wanted \(3, 2, 4\)"),
+    "outside": (lambda row: {"obs": row["obs"][:, :1]}, r"obs has shape \(3, 1, 4\); expected \(3, 2, 4\)"),
 }
 
 
