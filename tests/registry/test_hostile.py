@@ -102,6 +102,16 @@ def test_entry_points_that_cannot_be_read_are_hidden_from_every_library(case: st
     assert importlib.metadata.entry_points(group="other")
 
 
+def test_they_are_hidden_from_the_backport_of_importlib_metadata(install: Install, site: Path):
+    """Once a library has imported it, it reads the entry points for ``importlib.metadata``, too."""
+    backport = pytest.importorskip("importlib_metadata")
+    install("rlplug-moon", "rlplug_moon", {"rlplug_moon.py": "1 / 0"})
+    put(site / "rlplug_moon-1.2.dist-info" / "entry_points.txt", "[other]\nx\n")
+    registry.refresh()
+    for module in (importlib.metadata, backport):
+        assert not module.entry_points(group="other")
+
+
 @pytest.mark.parametrize(
     ("content", "cause"),
     [
