@@ -108,6 +108,7 @@ def test_they_are_hidden_from_the_backport_of_importlib_metadata(install: Instal
     install("rlplug-moon", "rlplug_moon", {"rlplug_moon.py": "1 / 0"})
     put(site / "rlplug_moon-1.2.dist-info" / "entry_points.txt", "[other]\nx\n")
     registry.refresh()
+    assert len(registry.broken()) == 1
     for module in (importlib.metadata, backport):
         assert not module.entry_points(group="other")
 
