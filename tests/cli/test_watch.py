@@ -9,7 +9,10 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,28 +25,45 @@ RUN += ["algo.sgd_minibatch_size=64", "log.every=256", "eval.every=2048", "eval.
 RUN += ["hardware=cpu", "checkpoint.every=1024"]
 
 
-def start(folder: Path, steps: int) -> subprocess.Popen[bytes]:
-    words = [*RUN, f"total_steps={steps}", f"hydra.run.dir={folder}"]
-    process = subprocess.Popen([sys.executable, "-m", "rlplug", *words], stderr=subprocess.DEVNULL)
-    for _ in range(2400):
-        if len(Folder(folder).rows()) > 3:
+PIPES = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+Start = Callable[..., "subprocess.Popen[bytes]"]
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Start a command, by default a run in a folder that has logged some rows; whatever happens, it ends."""
+    with ExitStack() as processes:
+
+        def start(folder: Path, steps: int = 0, *words: str, **options: Any) -> subprocess.Popen[bytes]:
+            words = words or ("train", *RUN, f"total_steps={steps}", f"hydra.run.dir={folder}")
+            options = {"stderr": subprocess.DEVNULL, **options}
+            process = subprocess.Popen([sys.executable, "-m", "rlplug", *words], preexec_fn=interruptible, **options)
+            processes.enter_context(process)
+            processes.callback(process.kill)
+            if words[0] == "train":
+                for _ in range(2400):
+                    if len(Folder(folder).rows()) > 3:
+                        return process
+                    time.sleep(0.05)
+                    assert process.poll() is None
+                raise AssertionError("no rows")
             return process
-        time.sleep(0.05)
-        assert process.poll() is None
-    raise AssertionError("no rows")
+
+        yield start
 
 
-def command(*words: str) -> list[str]:
-    return [sys.executable, "-m", "rlplug", "watch", *words]
+def interruptible() -> None:
+    """A shell lets its background processes ignore Ctrl-C."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 @pytest.mark.parametrize("columns", [80, 130])
-def test_a_terminal_shows_the_run_until_it_ends(columns: int, tmp_path: Path):
+def test_a_terminal_shows_the_run_until_it_ends(columns: int, tmp_path: Path, start: Start):
     folder = tmp_path / "run"
     process = start(folder, 20_000)
     with Terminal(columns) as terminal:
         own = {key: value for key, value in os.environ.items() if key != "COLUMNS"} | {"TERM": "xterm"}
-        watching = subprocess.Popen(command(str(folder)), stdout=terminal.theirs, stderr=terminal.theirs, env=own)
+        watching = start(folder, 0, "watch", str(folder), stdout=terminal.theirs, stderr=terminal.theirs, env=own)
         terminal.wait_for("return ")
         assert watching.wait(120) == 0
     assert process.wait(60) == 0
@@ -65,13 +85,11 @@ def test_a_terminal_shows_the_run_until_it_ends(columns: int, tmp_path: Path):
     assert max(map(len, lines[: at + 3])) <= columns
 
 
-def test_a_pipe_gets_lines_and_a_killed_run_is_noticed(tmp_path: Path):
+def test_a_pipe_gets_lines_and_a_killed_run_is_noticed(tmp_path: Path, start: Start):
     folder = tmp_path / "run"
     process = start(folder, 10_000_000)
     before = {path: path.stat().st_mtime_ns for path in folder.iterdir() if path.name == "run.lock"}
-    watching = subprocess.Popen(
-        command(str(folder), "every=0.2"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    watching = start(folder, 0, "watch", str(folder), "every=0.2", **PIPES, text=True)
     assert watching.stdout is not None
     line = watching.stdout.readline()
     assert re.fullmatch(r"  0% · [\d,]+/10,000,000 steps · [\d,]+ steps/s · [\d:days, ]+ left · return [\d.]+\n", line)
@@ -84,10 +102,10 @@ def test_a_pipe_gets_lines_and_a_killed_run_is_noticed(tmp_path: Path):
     assert main(["watch", str(folder)]) == 2
 
 
-def test_ctrl_c_detaches_and_the_run_goes_on(tmp_path: Path):
+def test_ctrl_c_detaches_and_the_run_goes_on(tmp_path: Path, start: Start):
     folder = tmp_path / "run"
     process = start(folder, 10_000_000)
-    watching = subprocess.Popen(command(str(folder), "every=0.2"), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    watching = start(folder, 0, "watch", str(folder), "every=0.2", **PIPES)
     assert watching.stdout is not None
     watching.stdout.readline()
     watching.send_signal(signal.SIGINT)
