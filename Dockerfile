@@ -1,8 +1,8 @@
-# rlplug on the CPU: docker build -t rlplug . && docker run --rm -v "$PWD/runs:/work/runs" rlplug algo=ppo env=cartpole
+# rlplug on the CPU: docker build -t rlplug . && docker run --rm -v "$PWD/runs:/home/rlplug/runs" rlplug algo=ppo env=cartpole
 FROM python:3.12-slim AS build
 WORKDIR /src
-RUN python -m venv /opt/venv
-ENV PATH=/opt/venv/bin:$PATH
+RUN python -m venv /venv
+ENV PATH=/venv/bin:$PATH
 COPY constraints.txt pyproject.toml README.md LICENSE ./
 COPY conf ./conf
 COPY rlplug ./rlplug
@@ -10,11 +10,11 @@ COPY rlplug ./rlplug
 RUN pip install --no-cache-dir -c constraints.txt --extra-index-url https://download.pytorch.org/whl/cpu .
 
 FROM python:3.12-slim
-COPY --from=build /opt/venv /opt/venv
-ENV PATH=/opt/venv/bin:$PATH PYTHONUNBUFFERED=1
-RUN useradd --create-home --uid 1000 rlplug && mkdir -p /work/runs && chown -R rlplug /work
+COPY --from=build /venv /venv
+ENV PATH=/venv/bin:$PATH PYTHONUNBUFFERED=1
+RUN useradd --create-home --uid 1000 rlplug && install -d -o rlplug /home/rlplug/runs
 USER 1000
-WORKDIR /work
-VOLUME /work/runs
+WORKDIR /home/rlplug
+VOLUME /home/rlplug/runs
 ENTRYPOINT ["rlplug"]
 CMD ["--help"]

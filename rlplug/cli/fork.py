@@ -12,6 +12,7 @@ from uuid import uuid4
 from rlplug.checkpointing import atomic
 from rlplug.checkpointing.format import FOLDER, MANIFEST, Checkpoint, checkpoints, find, folder_of, sealed, steps_of
 from rlplug.cli import tell
+from rlplug.cli.arguments import Flags, parsed
 from rlplug.cli.meant import require_run
 from rlplug.config import parse
 from rlplug.config.changes import STRETCH, change, extended
@@ -32,6 +33,7 @@ The environment, the model, the number of environments and the seed stay as they
 initial value, as the first coefficient of an adaptive penalty, has no effect after the start."""
 
 
+FLAGS: Flags = {"to": (str, False)}
 NOISE = "a fork continues with the random numbers of the checkpoint"
 STATE = "a fork continues from the state in the checkpoint"
 FIXED = {
@@ -61,13 +63,7 @@ def main(arguments: Sequence[str]) -> int:
     if {"-h", "--help"} & set(arguments):
         print(USAGE)
         return 0
-    words, to = list(arguments), None
-    if "--to" in words:
-        at = words.index("--to")
-        if at + 1 >= len(words):
-            raise ConfigError("", "--to needs a folder: --to <folder>")
-        to = Path(words[at + 1])
-        del words[at : at + 2]
+    words, given = parsed("fork", arguments, FLAGS)
     first, *overrides = words or [""]
     if not first or first.startswith("-") or ("=" in first and not Path(first.rpartition("@")[0] or first).exists()):
         raise ConfigError("", "fork takes a run folder, then settings written key=value; see rlplug fork --help")
@@ -75,13 +71,14 @@ def main(arguments: Sequence[str]) -> int:
     require_run(name)
     warn_broken()
 
-    folder, notes = prepare(Path(name), step, overrides, to)
+    folder, notes = prepare(Path(name), step, overrides, given.get("to") and Path(given["to"]))
     for note in (f"forked {name} to {folder}", *notes):
         tell(note)
     try:
         launch.resume(folder, tell=tell)
-    except ConfigError:  # raised before the run began
-        shutil.rmtree(folder)
+    except ConfigError:
+        if not run_dir.read(folder)[1]["resumed"]:  # it did not begin
+            shutil.rmtree(folder)
         raise
     if overrides and same_weights(Path(name), folder):
         tell(f"the weights are equal to those of {name} at the same step: {' '.join(overrides)} had no effect")

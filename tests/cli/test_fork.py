@@ -7,6 +7,7 @@ import json
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +15,9 @@ import torch
 from rlplug import tree
 from rlplug.checkpointing.format import Checkpoint, checkpoints
 from rlplug.cli import main
+from rlplug.run import launch
 from rlplug.testing.comparing import differences_of_runs
+from rlplug.types import ConfigError
 
 STEPS = 600
 SMALL = ("hardware=cpu", "logger.only=csv", "model.hidden=[8]", "eval.episodes=2", "log.every=100", "num_envs=1")
@@ -102,6 +105,19 @@ def test_a_fork_is_forked_and_resumed(run: Path, tmp_path: Path, capsys: pytest.
 
 
 @pytest.mark.parametrize("run", ["ppo"], indirect=True)
+def test_a_fork_that_has_begun_is_kept_when_it_fails(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    resume = launch.resume
+
+    def fails(*args: Any, **options: Any) -> None:
+        resume(*args, **options)
+        raise ConfigError("env", "fails late")
+
+    monkeypatch.setattr(launch, "resume", fails)
+    assert main(["fork", f"{run}@{step(run, 0)}", "--to", str(tmp_path / "fork")]) == 2
+    assert (tmp_path / "fork" / "summary.json").exists()
+
+
+@pytest.mark.parametrize("run", ["ppo"], indirect=True)
 def test_the_name_of_a_fork(run: Path, capsys: pytest.CaptureFixture[str]):
     assert main(["fork", f"{run}@{step(run, 0)}", "algo.gamma=0.9"]) == 0
     assert f"forked {run} to {run}@{step(run, 0)},algo.gamma=0.9" in capsys.readouterr().err
@@ -112,7 +128,7 @@ def test_the_name_of_a_fork(run: Path, capsys: pytest.CaptureFixture[str]):
     ("words", "message"),
     [
         ([], "fork takes a run folder"),
-        (["--to"], "fork takes a run folder|--to needs a folder"),
+        (["--to"], "--to: is given without a value"),
         (["{run}@nope"], "'nope' is no step"),
         (["{run}@123"], "has no checkpoint of step 123; it has [0-9]+, "),
         (["{run}@{step}", "env.max_episode_steps=50"], "env.max_episode_steps: cannot change"),
