@@ -281,6 +281,10 @@ class RunContext(Context):
         everybody = draw((self.num_envs, *rest), generator=source, device=self.device)
         return everybody if len(self.env_ids) == self.num_envs else everybody[list(self.env_ids)]
 
+    def rewind(self) -> Callable[[], None]:
+        generator = self.generators[self.role]
+        return partial(generator.set_state, generator.get_state())
+
     def state(self) -> Tree:
         """Return the device type, the state of every generator, and the step of the schedules."""
         generators = {role: generator.get_state() for role, generator in self.generators.items()}

@@ -98,6 +98,10 @@ class Context(Protocol):
         """Draw uniform integers in [0, high)."""
         ...
 
+    def rewind(self) -> Callable[[], None]:
+        """Return a function that rewinds the generator of this ``role``: the same numbers are drawn again."""
+        ...
+
 
 Reduction: TypeAlias = Literal["mean", "std", "sum", "max", "min"]
 
