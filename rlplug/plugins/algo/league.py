@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
+from functools import partial
 from typing import Annotated, Literal
 
 import torch
@@ -41,7 +42,7 @@ class Pool(nn.Module):
 
     def __init__(self, learner: Algorithm, size: int) -> None:
         super().__init__()
-        self.make, self.size, self.members = lambda: frozen(learner), size, nn.ModuleList()
+        self.make, self.size, self.members = partial(frozen, learner), size, nn.ModuleList()
         for name, value in {"results": torch.zeros(size, 3), "elo": torch.zeros(size), "rating": torch.zeros(())}.items():
             self.register_buffer(name, value.double())
         self.register_buffer("added", torch.zeros((), dtype=torch.int64))
