@@ -12,3 +12,4 @@ from rlplug.agents.rows import of_groups as of_groups
 from rlplug.agents.rows import spec_of as spec_of
 from rlplug.agents.rows import unfold as unfold
 from rlplug.agents.rows import view as view
+from rlplug.agents.rows import with_ids as with_ids

@@ -15,22 +15,14 @@ from gymnasium import spaces
 from torch import Tensor
 
 from rlplug import nn
-from rlplug.agents import Policies, Policy, agents_of, of_groups, spec_of
+from rlplug.agents import Policies, Policy, agents_of, of_groups, spec_of, with_ids
 from rlplug.api import Algorithm, Clip, Context, Learner, Losses, Needs, Optim, Window
 from rlplug.functional.policy_gradient import clipped_surrogate
 from rlplug.functional.returns import gae
 from rlplug.functional.sequences import carry_before, chunks
 from rlplug.functional.td import huber
 from rlplug.nn import Adam, Linear, precise
-from rlplug.settings import (
-    NonNegativeFloat,
-    PositiveFloat,
-    PositiveInt,
-    Scheduled,
-    UnitFloat,
-    option,
-    settings,
-)
+from rlplug.settings import NonNegativeFloat, PositiveFloat, PositiveInt, Scheduled, UnitFloat, option, settings
 from rlplug.types import Batch, ConfigError, EnvSpec, Group, Mode
 
 
@@ -114,17 +106,13 @@ class MAPPO(Policies):
         rows["central"] = obs
         if sees != "own":
             axis = batch["is_first"].ndim
-            if sees == "state":
-                wide = batch["state"]
-            else:  # of agents that are not alive: zeros
-                parts = [batch[key] if spec.nested else batch for key in spec.groups]
-                wide = torch.cat([(part["obs"] * part["alive"].unsqueeze(-1)).flatten(axis) for part in parts], -1)
+            parts = [batch[key] if spec.nested else batch for key in spec.groups]
+            parts = [(part["obs"] * part["alive"].unsqueeze(-1)).flatten(axis) for part in parts]  # 0 if not alive
+            wide = batch["state"] if sees == "state" else torch.cat(parts, -1)
             wide = wide.repeat_interleave(agents, axis - 1).to(obs.dtype)
             rows["central"] = torch.cat([wide, obs], -1) if sees == "state" else wide
         if self.cfg.agent_ids and agents > 1:
-            codes = torch.eye(agents, dtype=obs.dtype, device=obs.device).repeat(obs.shape[-2] // agents, 1)
-            for key in ("obs", "central"):
-                rows[key] = torch.cat([rows[key], codes.expand(*obs.shape[:-1], agents)], -1)
+            rows |= {key: with_ids(rows[key], agents) for key in ("obs", "central")}
         return rows
 
 
@@ -157,11 +145,9 @@ class CentralPPO(Algorithm):
 
     def optimizers(self) -> dict[str, Optim]:
         critic = (*self.torso.parameters(), *self.head.parameters())
-        clip, eps = (self.cfg.grad_clip, self.cfg.grad_clip_by), self.cfg.adam_epsilon
-        return {
-            "policy": Optim(Adam(self.actor.parameters(), lr=self.lr, eps=eps), *clip, lr=self.lr),
-            "critic": Optim(Adam(critic, lr=self.critic_lr, eps=eps), *clip, lr=self.critic_lr),
-        }
+        clip, by, eps = self.cfg.grad_clip, self.cfg.grad_clip_by, self.cfg.adam_epsilon
+        every = {"policy": (self.actor.parameters(), self.lr), "critic": (critic, self.critic_lr)}
+        return {key: Optim(Adam(own, lr=lr, eps=eps), clip, by, lr=lr) for key, (own, lr) in every.items()}
 
     def initial_carry(self, n: int) -> Batch:
         carry = self.torso.initial_carry(n)

@@ -8,10 +8,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-import torch
 from gymnasium.spaces import Box
 
-from rlplug.agents import Policies, Policy, agents_of, of_groups, spec_of
+from rlplug.agents import Policies, Policy, agents_of, of_groups, spec_of, with_ids
 from rlplug.settings import AlgoNode, option, settings
 from rlplug.types import Batch, ConfigError, EnvSpec, Group
 
@@ -29,19 +28,17 @@ class Shared(Policies):
         found = dict[str, Policy]()
         for name, agents in of_groups(agents_of(spec)).items():
             own = spec_of(spec, agents)
-            found[name] = Policy(cfg.algo, agents, with_ids(own, len(agents)) if cfg.agent_ids else own)
+            found[name] = Policy(cfg.algo, agents, wider(own, len(agents)) if cfg.agent_ids else own)
         return found
 
     def view(self, batch: Batch, name: str) -> Batch:
         rows, agents = super().view(batch, name), len(self.players[name])
         if self.cfg.agent_ids and agents > 1:
-            obs = rows["obs"]
-            codes = torch.eye(agents, dtype=obs.dtype, device=obs.device).repeat(obs.shape[-2] // agents, 1)
-            rows["obs"] = torch.cat([obs, codes.expand(*obs.shape[:-1], agents)], -1)
+            rows["obs"] = with_ids(rows["obs"], agents)
         return rows
 
 
-def with_ids(spec: EnvSpec, agents: int) -> EnvSpec:
+def wider(spec: EnvSpec, agents: int) -> EnvSpec:
     """Return a single agent's spaces with the code of one of ``agents`` agents in its observation.
 
     Raises:
