@@ -23,8 +23,8 @@ from gymnasium.vector import AutoresetMode
 
 from rlplug import tree
 from rlplug.envs.checking import check_seeds
-from rlplug.envs.env_list import tell_once
 from rlplug.envs.goals import EnvGoals, goals_of
+from rlplug.envs.seeded import tell_once
 from rlplug.envs.spec_json import mismatch
 from rlplug.envs.worker import CALL, FAILED, NOT_CLOSED, STEP, columns_of, not_sent, read, send, shared_rows
 from rlplug.types import Batch, ConfigError, EnvSpec, EnvTraits, RunError, Tree
