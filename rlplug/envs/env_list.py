@@ -14,14 +14,16 @@ from rlplug.envs.checking import MisfitError, described, flag, number, writer
 from rlplug.envs.extras import Extras
 from rlplug.envs.goals import goals_of
 from rlplug.envs.masks import find_masks, late
-from rlplug.envs.seeded import SeededList
+from rlplug.envs.seeded import SeededList, first_of
 from rlplug.envs.spaces import allocate, execute, single_agent
-from rlplug.types import Batch, EnvSpec, EnvTraits
+from rlplug.types import Batch, EnvSpec, EnvTraits, Group
 
-NUMBER, FLAG = (float, int, np.floating, np.integer), (bool, np.bool_)
+NUMBER: Any = float, int, np.floating, np.integer
+FLAG: Any = bool, np.bool_
 
 
-def _render(envs: Sequence[gymnasium.Env[Any, Any]]) -> Any:
+def render_first(envs: Sequence[Any]) -> Any:
+    """Return the image ``[H, W, 3]`` of the first of the environments."""
     return envs[0].render()  # a replaced environment is a new object
 
 
@@ -74,7 +76,7 @@ class EnvList(SeededList):
         self._execute = execute(action_space)
         self.traits = EnvTraits(
             check_bounds=check_bounds,
-            render=partial(_render, self.envs) if self.envs[0].render_mode == "rgb_array" else None,
+            render=partial(render_first, self.envs) if self.envs[0].render_mode == "rgb_array" else None,
             render_fps=self.envs[0].metadata.get("render_fps", 30),
             goals=partial(goals_of, self.envs[0]),
         )
@@ -83,7 +85,7 @@ class EnvList(SeededList):
     def place(self, rows: Batch) -> None:
         """Write into these arrays, shaped like those of ``rows_of``, from the next ``reset`` on."""
         self._mask = rows.get("action_mask")
-        self._first = {key: rows[key] for key in ("obs", *self.spec.extras)}
+        self._first = first_of(self.spec, rows)
         self._obs, self._write = rows["obs"], writer(self.envs[0].observation_space, rows["obs"])
         self._reward, self._terminated, self._truncated = rows["reward"], rows["terminated"], rows["truncated"]
         self._restarted = rows["restarted"]
@@ -164,7 +166,7 @@ def rows_of(spec: EnvSpec, n: int) -> Batch:
     """Allocate zero rows for ``n`` environments, with masks that allow everything."""
     rows: Batch = {"restarted": np.zeros(n, np.bool_)}
     for name, group in spec.groups.items():
-        lead = (n, len(group.agents)) if group.agents else (n,)
+        lead = lead_of(group, n)
         part: Batch = {"obs": allocate(group.obs, *lead), "reward": np.zeros(lead, np.float32)}
         flags = ("terminated", "truncated", *["alive"] * spec.has_agents)
         part |= {key: np.zeros(lead, np.bool_) for key in flags}
@@ -172,3 +174,8 @@ def rows_of(spec: EnvSpec, n: int) -> Batch:
             part["action_mask"] = np.ones((*lead, *(mask.shape or ())), np.bool_)
         rows |= {name: part} if spec.nested else part
     return rows | {key: allocate(space, n) for key, space in spec.extras.items() if key != "action_mask"}
+
+
+def lead_of(group: Group, n: int) -> tuple[int, ...]:
+    """Return the leading axes of rows of a group in ``n`` environments: ``(n, N)`` with agents."""
+    return (n, len(group.agents)) if group.agents else (n,)

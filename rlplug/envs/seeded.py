@@ -219,3 +219,11 @@ def tell_once(line: str) -> None:
 def observed(spec: EnvSpec, rows: Batch) -> Tree:
     """Return the observations of rows, by group if there are several."""
     return {name: rows[name]["obs"] for name in spec.nested} or rows["obs"]
+
+
+def first_of(spec: EnvSpec, rows: Batch) -> Batch:
+    """Return the part of rows that ``reset`` returns: observations, extras and which agents are alive."""
+    alive = ["alive"] * spec.has_agents
+    keys = {name: ("obs", *alive, *spec.groups[name].extras) for name in spec.nested}
+    parts = {name: {key: rows[name][key] for key in named} for name, named in keys.items()}
+    return (parts or {key: rows[key] for key in ("obs", *alive)}) | {key: rows[key] for key in spec.extras}
