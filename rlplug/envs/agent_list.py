@@ -21,6 +21,7 @@ from rlplug.envs.spaces import execute, inside_action, inside_obs
 from rlplug.types import Batch, ConfigError, EnvSpec, EnvTraits, Group
 
 MASK = "action_mask"
+RESULT = ("reward", "terminated", "truncated")
 
 
 @dataclass
@@ -141,6 +142,9 @@ class AgentList(SeededList):
         self._lengths[i] += 1
         late, remain = self._lengths[i] == self._limit, {*env.agents}
         self._check(obs, rewards, remain, acted)
+        for part in self._parts.values():
+            for key in RESULT:
+                part[key][i] = 0
         for agent in acted:
             rows, at = places[agent].rows, (i, places[agent].column)
             end, cut = (
@@ -206,9 +210,7 @@ class AgentList(SeededList):
             if not agents:
                 raise MisfitError("no agent is alive after reset()")
             for part in self._parts.values():
-                for leaf in tree.leaves(
-                    {key: part[key] for key in ("obs", "reward", "terminated", "truncated", "alive")}
-                ):
+                for leaf in tree.leaves({key: part[key] for key in ("obs", "alive", *RESULT)}):
                     leaf[i] = 0
                 if MASK in part:
                     part[MASK][i] = True
