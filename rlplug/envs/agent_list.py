@@ -249,7 +249,7 @@ def _of(agent: str, part: Any, name: str) -> tuple[str, Any]:
 
 def _state_space(env: Any) -> Space[Any] | None:
     """Return the space of the environment's global state after a reset, or None if it has none."""
-    if not callable(getattr(env, "state", None)):
+    if not callable(getattr(getattr(env, "unwrapped", env), "state", None)):  # PettingZoo's wrappers always have one
         return None
     try:
         state = env.state()
