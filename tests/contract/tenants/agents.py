@@ -256,7 +256,7 @@ def rlplug_components():
     found += [Component("algo", "independent", algos + "Independent", ("env=carts",))]
     found += [Component("exploration", "novelty", algos + "Novelty", ("algo=independent", "env=carts"))]
     found += [Component("algo", "blind", algos + "Blind", ("env=carts",))]
-    names = {"two_step": "TwoStep", "carts": "Carts", "signals": "Signals", "masked_signals": "MaskedSignals"}
+    names = {"carts": "Carts", "signals": "Signals", "masked_signals": "MaskedSignals"}
     names["relay"] = "Relay"
     return found + [Component("env", name, envs + cls) for name, cls in names.items()]
 
@@ -310,7 +310,6 @@ FILES = {
         settings_of("dqn", hiddens=[16]), "replay", num_envs=2, rollout_fragment_length=4, train_batch_size=32
     ),
     "rlplug_teams/conf/exploration/novelty.yaml": "# @package exploration.novelty\nname: novelty\nscale: 0.5\n",
-    "rlplug_teams/conf/env/two_step.yaml": "name: two_step\n",
     "rlplug_teams/conf/env/carts.yaml": "name: carts\nagents: 2\nmax_steps: 500\n",
     "rlplug_teams/conf/env/signals.yaml": "name: signals\nmax_steps: 6\n",
     "rlplug_teams/conf/env/relay.yaml": "name: relay\nmax_steps: 9\n",
