@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+
 from rlplug import compose
 from rlplug.cli import fork
 from rlplug.run import launch
