@@ -13,7 +13,7 @@ from pathlib import Path
 from string import Template
 from typing import TYPE_CHECKING, NoReturn
 
-from rlplug.cli import refuse, say, sweep, tell
+from rlplug.cli import loading, refuse, say, sweep, tell
 from rlplug.cli.meant import no_flag
 from rlplug.config import RunConfig, composed, parse, validated
 from rlplug.registry import warn_broken
@@ -130,9 +130,10 @@ def job(config: DictConfig) -> float:
 
     def train() -> float:
         sweep.require_folders(hydra)
-        run, pair = validated(config, hydra, words)
+        with loading():
+            run, pair = validated(config, hydra, words)
 
-        from rlplug.run import launch  # here, because torch takes seconds to import
+            from rlplug.run import launch  # here, because torch takes seconds to import
 
         start = partial(launch.train, run, folder, _command(words), tell, [str(pair)] if pair else [])
         return sweep.go_on(folder, run, start) if is_sweep else start()
