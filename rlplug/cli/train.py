@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 
+OWN = "sweeper="  # of overrides that choose a sweeper of rlplug; Hydra's are chosen by hydra/sweeper=
+
+
 def main(arguments: Sequence[str]) -> int:
     """Run a command line with Hydra.
 
@@ -47,8 +50,14 @@ def main(arguments: Sequence[str]) -> int:
         if any("hydra.run" in word for word in flags.overrides):
             sweep.require_folders(composed([word for word in flags.overrides if word.startswith("hydra.")]).hydra)
         if not flags.multirun:
+            if any(word.startswith(OWN) for word in flags.overrides):
+                raise ConfigError("sweeper", "starts several runs, which needs -m: python -m rlplug -m sweeper=...")
             _hydra(arguments)
             return 0
+        if any(word.startswith(OWN) for word in flags.overrides):
+            from rlplug.cli import pbt
+
+            return pbt.main(flags.overrides)
         folder, fixed = sweep.check_sweep(flags.overrides)
         try:
             _hydra([*arguments, *fixed])
