@@ -76,9 +76,10 @@ def test_modules_of_the_current_folder_are_found(how: str, hardware: str, tmp_pa
     words = [*SHORT, "env=gymnasium", "env.id=mine_env:Mine-v0"]
     done = subprocess.run([sys.executable, *begin, *words, f"hardware={hardware}"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    safe = subprocess.run([sys.executable, "-P", *begin, "check", *words], capture_output=True, text=True)
-    assert safe.returncode == 2
-    assert "mine_env" in safe.stderr
+    if how == "script":  # of a module, Python sees to it
+        safe = subprocess.run([sys.executable, "-P", *begin, "check", *words], capture_output=True, text=True)
+        assert safe.returncode == 2
+        assert "mine_env" in safe.stderr
 
 
 def test_the_newest_run_is_named(capsys: pytest.CaptureFixture[str]):
