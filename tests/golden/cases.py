@@ -297,6 +297,6 @@ CASES = {
 def overrides(case: str) -> list[str]:
     """The case as words of a command line."""
     settings = {**ALWAYS, **({} if "model" in CASES[case] else MODEL), **CASES[case]}
-    if CASES[case]["env"] in ("linear_bandit", "bitflip", "two_carts"):  # vectors by themselves
+    if CASES[case]["env"] in ("linear_bandit", "bitflip", "tictactoe", "two_carts"):  # vectors by themselves
         del settings["env.vectorization"]
     return [f"{key}={value}" for key, value in settings.items()]
