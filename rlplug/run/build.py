@@ -106,7 +106,7 @@ def build(
 
 def _compile(config: RunConfig, policy: BehaviorPolicy) -> Compile:
     """Return ``compile``; ``auto`` requires all components to be ``traceable``."""
-    traced = {type(policy.algorithm), *map(type, policy.exploration.values()), *(cls for _, cls in policy.ctx.built)}
+    traced = {type(policy.algorithm), *map(type, policy.exploration.values()), *(cls for slot, cls in policy.ctx.built if slot != "simulator")}
     trusted = all(vars(cls).get("traceable", False) for cls in traced)
     return config.compile if trusted or config.compile == "max" else "off"
 
