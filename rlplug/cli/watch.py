@@ -87,7 +87,8 @@ def _followed(folder: Folder, file: TextIO, every: float) -> Mapping[str, Any]:
 def _ended(folder: Folder, summary: Mapping[str, Any], as_json: bool) -> int:
     """Print how a run ended, and return the exit code."""
     if not summary:
-        raise RunError(f"the process of {folder.path} is gone, without a summary; rlplug resume {folder.path} continues it")
+        said = f"the process of {folder.path} is gone, without a summary"
+        raise RunError(f"{said}; rlplug resume {folder.path} continues it")
     if as_json:
         say_run(folder.path)
         return 0 if summary["status"] == "finished" else FAILED

@@ -83,7 +83,9 @@ def test_a_planner_that_cannot_be_exported_is_refused_and_passes_the_kit(monkeyp
     monkeypatch.setattr(planning.Lookahead, "act", act)
     (found,) = (one for one in conformance.checks_of("algo", "lookahead") if one.what == "export-modeled")
     found()
-    said = r"^algo: the policy plans through the environment's simulator, .* line \d+, `best = .*rlplug.load\(run\).act$"
+    said = (
+        r"^algo: the policy plans through the environment's simulator, .* line \d+, `best = .*rlplug.load\(run\).act$"
+    )
     with closing(build(compose([*WORDS]), Path())) as trainer, pytest.raises(ConfigError, match=said):
         traced(Policy(trainer.algorithm, trainer.ctx, trainer.learner.normalizer))
 
