@@ -106,7 +106,8 @@ def build(
 
 def _compile(config: RunConfig, policy: BehaviorPolicy) -> Compile:
     """Return ``compile``; ``auto`` requires all components to be ``traceable``."""
-    traced = {type(policy.algorithm), *map(type, policy.exploration.values()), *(cls for slot, cls in policy.ctx.built if slot != "simulator")}
+    built = [cls for slot, cls in policy.ctx.built if slot != "simulator"]
+    traced = {type(policy.algorithm), *map(type, policy.exploration.values()), *built}
     trusted = all(vars(cls).get("traceable", False) for cls in traced)
     return config.compile if trusted or config.compile == "max" else "off"
 
