@@ -112,11 +112,12 @@ def exported(policy: Policy) -> ExportedProgram:
 
     Weights and recurrent states of critics are left out: ``policy`` gets fewer inputs and outputs.
     """
-    program = _functional(policy)
-    if unread := _unread(policy, program):
-        policy.leave_out(unread)
+    with warnings.catch_warnings(action="ignore"):  # of torch about itself
         program = _functional(policy)
-    program = traced(policy, _pruned(program.module()))
+        if unread := _unread(policy, program):
+            policy.leave_out(unread)
+            program = _functional(policy)
+        program = traced(policy, _pruned(program.module()))
     for module in program.graph_module.modules():
         for node in module.graph.nodes if isinstance(module, GraphModule) else ():
             node.meta.pop("stack_trace", None)
@@ -132,8 +133,7 @@ def traced(policy: Policy, module: nn.Module | None = None) -> ExportedProgram:
     example = policy.example(2)
     shapes = ({name: {0: Dim("batch")} for name in example},)
     try:
-        with torch.no_grad(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with torch.no_grad(), warnings.catch_warnings(action="ignore"):
             return torch.export.export(module or policy, (example,), dynamic_shapes=shapes)
     except Exception as error:
         if policy.plans:
@@ -151,7 +151,8 @@ def write(program: ExportedProgram, policy: Policy, path: Path) -> None:
     if path.suffix == ".onnx":
         write_onnx(program, [x.name for x in policy.inputs], [x.name for x in policy.outputs], path)
     else:
-        torch.export.save(program, path)
+        with warnings.catch_warnings(action="ignore"):
+            torch.export.save(program, path)
     atomic.flush(path)
 
 
