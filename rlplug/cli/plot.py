@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 
 from rlplug.cli import say, tell, without_json
-from rlplug.cli.arguments import Flags, parsed
+from rlplug.cli.arguments import Flags, of_runs
 from rlplug.types import ConfigError
 
 USAGE = """rlplug plot <runs ...> [key=value ...] [--metric NAME ...] [--out FILE] [--json] [...]
@@ -35,13 +35,10 @@ def main(arguments: Sequence[str]) -> int:
     Raises:
         ConfigError: the runs have nothing to draw in common, or the files cannot be written.
     """
-    if {"-h", "--help"} & set(arguments):
-        print(USAGE)
-        return 0
     arguments, as_json = without_json(arguments)
-    words, given = parsed("plot", arguments, FLAGS)
-    if not words:
-        raise ConfigError("", "plot takes run folders, or folders of runs; see rlplug plot --help")
+    if (found := of_runs("plot", arguments, FLAGS, USAGE)) is None:
+        return 0
+    words, given = found
 
     from rlplug.results import curves, plot  # here, because NumPy is slow to import
     from rlplug.results.find import find, split
