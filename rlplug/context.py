@@ -170,7 +170,7 @@ class RunContext(Context):
         self.make_env = make_env
         self.beyond: list[str] = []  # observations out of bounds, reported once
         self.spec, self.needs, self.slots = spec, needs or Needs(), slots or {}
-        self.built = set[tuple[str, type]]()  # requested slots and the classes built for them
+        self.built = set[tuple[str, type]]()  # requested slots, or simulator, and the classes built
         self.device = torch.device(device)
         self.shard = EnvShard("learner", num_envs, range(num_envs) if env_ids is None else env_ids)
         self.total_steps, self.rollout_length, self.batch_size = total_steps, rollout_length, batch_size
@@ -238,11 +238,12 @@ class RunContext(Context):
         return models[0] if len(models) == 1 else Ensemble(models)
 
     def simulator(self) -> Simulator:
-        return self._offered("simulator", "has no simulator, which the algorithm needs for planning")
+        found = self._offered("simulator", "has no simulator, which the algorithm needs for planning")
+        self.built.add(("simulator", type(found)))
+        return found
 
     def goals(self) -> Goals:
-        said = "has no compute_reward, which relabeling goals needs; use buffer=replay"
-        return self._offered("goals", said)
+        return self._offered("goals", "has no compute_reward, which relabeling goals needs; use buffer=replay")
 
     def _offered(self, name: str, lacks: str) -> Any:
         """Return the result of the environment's method ``name``, called on a temporary instance."""
