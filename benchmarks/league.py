@@ -42,9 +42,10 @@ def strategies(words: list[str]) -> np.ndarray:
         trainer.close()
     pool: Any = trainer.algorithm.pool
     n = int(trainer.ctx.spec.groups["players"].action.n)
+    rows, actions = {"obs": torch.ones(1, 1)}, [torch.tensor([action]) for action in range(n)]
     with torch.no_grad():
-        rows = {"obs": torch.ones(1, 1)}
-        return np.stack([np.exp([float(copy.net.dist(rows, {})[0].logp(torch.tensor([a]))) for a in range(n)]) for copy in pool.members])
+        found = [copy.net.dist(rows, {})[0] for copy in pool.members]
+        return np.array([[float(one.logp(action).exp()) for action in actions] for one in found])
 
 
 def main() -> None:

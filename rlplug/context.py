@@ -282,7 +282,7 @@ class RunContext(Context):
         everybody = draw((self.num_envs, *rest), generator=source, device=self.device)
         return everybody if len(self.env_ids) == self.num_envs else everybody[list(self.env_ids)]
 
-    def rewind(self) -> Callable[[], None]:
+    def rewind(self) -> Callable[[], object]:
         generator = self.generators[self.role]
         return partial(generator.set_state, generator.get_state())
 

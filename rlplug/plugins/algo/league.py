@@ -43,8 +43,8 @@ class Pool(nn.Module):
     def __init__(self, learner: Algorithm, size: int) -> None:
         super().__init__()
         self.make, self.size, self.members = partial(frozen, learner), size, nn.ModuleList()
-        for name, value in {"results": torch.zeros(size, 3), "elo": torch.zeros(size), "rating": torch.zeros(())}.items():
-            self.register_buffer(name, value.double())
+        for name, shape in (("results", (size, 3)), ("elo", (size,)), ("rating", ())):
+            self.register_buffer(name, torch.zeros(shape, dtype=torch.float64))
         self.register_buffer("added", torch.zeros((), dtype=torch.int64))
 
     def get_extra_state(self) -> Tensor:
@@ -133,7 +133,8 @@ class League(Algorithm):
         Opponents explore as they did when they were copied, also where the learner is greedy.
         """
         first = step["is_first"]
-        drawn, seat = self.match(*self.ctx.rand(len(first), 2).unbind(1), mode)
+        uniform = self.ctx.rand(len(first), 2)
+        drawn, seat = self.match(uniform[:, 0], uniform[:, 1], mode)
         opponent, seat = torch.where(first, drawn, carry["opponent"]), torch.where(first, seat, carry["seat"])
         score = torch.where(first[:, None], 0.0, carry["score"] + step["prev_reward"])
         mine = (torch.arange(2, device=seat.device) == seat[:, None]) | (opponent == ITSELF)[:, None]
@@ -183,7 +184,8 @@ class League(Algorithm):
         over = ended(batch) & (opponent != ITSELF)
         returns = torch.where(mine, batch["score"][1:], 0.0).sum(-1)
         found = torch.stack([opponent[over].double(), returns[over].sign().double()], 1)
-        self.pool.record(*learner.gather(found).unbind(1), self.cfg.elo_k)  # type: ignore[call-arg]
+        games = learner.gather(found)
+        self.pool.record(games[:, 0], games[:, 1], self.cfg.elo_k)
         self.learner.observe(replace(segment, batch=self.rows(batch)), learner)
 
     def prepare(self, batch: Batch) -> Batch:
