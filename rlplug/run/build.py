@@ -106,8 +106,7 @@ def build(
 
 def _compile(config: RunConfig, policy: BehaviorPolicy) -> Compile:
     """Return ``compile``; ``auto`` requires all components to be ``traceable``."""
-    traced = {type(policy.algorithm), *map(type, policy.exploration.values()), *(cls for _, cls in policy.ctx.built)}
-    trusted = all(vars(cls).get("traceable", False) for cls in traced)
+    trusted = policy.ctx.traceable([policy.algorithm, *policy.exploration.values()])
     return config.compile if trusted or config.compile == "max" else "off"
 
 

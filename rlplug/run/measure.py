@@ -21,7 +21,7 @@ from rlplug.evaluation.video import ALONE, pictures, record
 from rlplug.functional.schedule import due
 from rlplug.trainer.policy import BehaviorPolicy
 from rlplug.trainer.trainer import Trainer
-from rlplug.types import Batch, ConfigError, Progress, Tree, Weights
+from rlplug.types import Batch, ConfigError, NamedWeights, Progress, Tree
 
 if TYPE_CHECKING:
     from rlplug.actors.collector import AsyncEval
@@ -150,7 +150,7 @@ class Evaluation(Schedule):
                 record(trainer.run_dir / "videos" / f"step_{steps:012d}.mp4", shown, env.traits.render_fps)
         return metrics
 
-    def _play(self, trainer: Trainer, job: Job, weights: Mapping[str, Weights] | None) -> Batch:
+    def _play(self, trainer: Trainer, job: Job, weights: NamedWeights | None) -> Batch:
         """Play a job of an evaluation, with its columns divided among the ranks."""
         own, shares = self._play_share(trainer, job, weights), list[Batch]()
         for batch, asked in trainer.learner.placement.ranks.exchange((own, trainer.agreement.asked)):
@@ -160,7 +160,7 @@ class Evaluation(Schedule):
             shares.append(batch)
         return side_by_side(shares)
 
-    def _play_share(self, trainer: Trainer, job: Job, weights: Mapping[str, Weights] | None) -> Batch | None:
+    def _play_share(self, trainer: Trainer, job: Job, weights: NamedWeights | None) -> Batch | None:
         """Play this rank's share of a job; return None if a stop is requested."""
         number, stop = trainer.steps, lambda: bool(trainer.agreement.asked)
         with suppress(Stopped):
