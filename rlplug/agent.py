@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
@@ -202,7 +203,8 @@ def evaluate(
         keys = [key for key in (*ctx.needs.keys, *ctx.needs.recorded) if key != "logp" or mode != "greedy"]
     with closing(Evaluator(make, algorithm, ctx, core.eval, normalize, keys=keys)) as evaluator:
         if mode == "greedy" and files is None:
-            metrics, played = evaluator.evaluate(lambda job, given: evaluator.play(job, checkpoint.steps, given))
+            one = partial(evaluator.play, number=checkpoint.steps)
+            metrics, played = evaluator.evaluate(lambda jobs, given: [one(job, weights=given) for job in jobs])
         else:
             job = replace(evaluator.job, mode=mode)
             played = evaluator.noted(evaluator.play(job, checkpoint.steps))

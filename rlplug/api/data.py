@@ -65,7 +65,10 @@ class Buffer(Protocol):
         return ()
 
     def add(self, segment: Segment) -> None:
-        """Store a segment. Row 0 repeats row T of its shard's last one. ``priority [T+1, b]`` is optional."""
+        """Store a segment. Row 0 repeats row T of its shard's last one. ``priority [T+1, b]`` is optional.
+
+        A ``whole`` segment has the episodes of a job, ``[L+1, episodes]``, if a loop stores them; see ``Run.play``.
+        """
 
     def ready(self) -> bool: ...  # whether it has enough rows for a sample
     @property

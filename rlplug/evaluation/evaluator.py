@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +17,7 @@ from rlplug.context import EnvShard, RunContext
 from rlplug.envs.env_list import tell_once
 from rlplug.types import Batch, NamedWeights
 
+PlayAll = Callable[[Sequence[Job], NamedWeights | None], Iterable[Batch]]
 EVALUATION = 2  # separates the seeds of evaluation from training's
 
 
@@ -53,11 +54,11 @@ class Evaluator:
         """Return the environments; the first call creates them."""
         return self.player.shard(self.shard).env
 
-    def evaluate(self, one: Callable[[Job, NamedWeights | None], Batch]) -> tuple[dict[str, float], Batch]:
+    def evaluate(self, all_of: PlayAll) -> tuple[dict[str, float], Batch]:
         """Return the metrics of an evaluation, and returns and lengths of its greedy episodes, or of all.
 
         Args:
-            one: plays a job with the given weights and returns all its episodes.
+            all_of: plays jobs with the given weights and returns all episodes of each.
 
         Raises:
             ValueError: the algorithm's own evaluation returns no ``eval/return_mean``.
@@ -65,8 +66,7 @@ class Evaluator:
         played: dict[bool, list[Batch]] = {True: [], False: []}
 
         def play(jobs: Sequence[Job], weights: NamedWeights | None = None) -> Iterator[tuple[Job, Batch]]:
-            for job in jobs:
-                batch = self.noted(one(job, weights))
+            for job, batch in zip(jobs, map(self.noted, all_of(jobs, weights)), strict=True):
                 played[job.mode == "greedy"].append({key: batch[key] for key in ("return", "length")})
                 yield job, batch
 
