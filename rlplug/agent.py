@@ -7,7 +7,6 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
@@ -203,8 +202,7 @@ def evaluate(
         keys = [key for key in (*ctx.needs.keys, *ctx.needs.recorded) if key != "logp" or mode != "greedy"]
     with closing(Evaluator(make, algorithm, ctx, core.eval, normalize, keys=keys)) as evaluator:
         if mode == "greedy" and files is None:
-            one = partial(evaluator.play, number=checkpoint.steps)
-            metrics, played = evaluator.evaluate(lambda jobs, given: [one(job, weights=given) for job in jobs])
+            metrics, played = evaluator.evaluate(lambda jobs, w: [evaluator.play(j, checkpoint.steps, w) for j in jobs])
         else:
             job = replace(evaluator.job, mode=mode)
             played = evaluator.noted(evaluator.play(job, checkpoint.steps))

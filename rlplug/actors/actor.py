@@ -5,7 +5,6 @@ from __future__ import annotations
 import pickle
 import sys
 import time
-from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -110,9 +109,7 @@ class Actor(RemotePolicy):
         self._idle_since = ended
         return segment, pickle.dumps(state)
 
-    def play(
-        self, jobs: Sequence[Job], named: Mapping[str, Any], statistics: Tree, weights: Weights
-    ) -> tuple[list[Batch], bytes]:
+    def play(self, jobs: list[Job], named: Tree, statistics: Tree, weights: Weights) -> tuple[list[Batch], bytes]:
         """Return the episodes of each job as arrays, and an empty state, because jobs do not change the state."""
         self._update(0, statistics, weights)
         return [on_host(batch) for batch in self.player.play_all(jobs, named, self._count_row)], pickle.dumps(None)

@@ -79,9 +79,8 @@ class Player:
     def _lanes(self, job: Job) -> int:
         """Return the number of lanes in which candidates like this one act, even if there is only one; 0: none."""
         explores = self.exploration and modes_of(job)[""] == "explore"
-        if not lanes_of(job) or explores or not self.ctx.traceable([self.algorithm]):
-            return 0
-        return lanes_of(job) * self.shard(share_of(job, self.role)[0]).env.traits.independent
+        count = 0 if explores or not self.ctx.traceable([self.algorithm]) else lanes_of(job)
+        return count and count * self.shard(share_of(job, self.role)[0]).env.traits.independent
 
     def play(
         self,
@@ -116,13 +115,11 @@ class Player:
         keep = stored(self.ctx, self.keys if job.keys is None else (*job.keys, "is_success"))
         kept = EpisodeSplitter(np.tile(quota, len(jobs)), job.max_steps, self.ctx.spec.nested)
         bounds, collector.failed_episodes = bounds_of(collector.env, self.ctx.spec), 0
-        given = [job.task for job in jobs if job.task is not None]
-        tasks = tree.map(lambda *x: np.repeat(np.stack(x), n, 0), *given) if given else None
+        tasks = None if job.task is None else tree.map(lambda *x: np.repeat(np.stack(x), n, 0), *[j.task for j in jobs])
 
         def begin() -> None:
             """Reset all columns together, and advance the seeds."""
-            states = [one.generate_state(own.num_envs)[[*own.env_ids]] for one in seeds]
-            collector.reset(tasks, np.concatenate(states).tolist())
+            collector.reset(tasks, [int(one.generate_state(own.num_envs)[b]) for one in seeds for b in own.env_ids])
             kept.reset()
             seeds[:] = [one.spawn(2)[1] for one in seeds]  # the other one is that of noise
 

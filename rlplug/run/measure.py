@@ -165,12 +165,11 @@ class Evaluation(Schedule):
         number, stop = trainer.steps, lambda: bool(trainer.agreement.asked)
         with suppress(Stopped):
             if self.actors is None:
-                shares = [self._share(job.episodes, n) for n, job in enumerate(jobs)]
-                own = zip(jobs, shares, strict=True)
-                return [self.evaluator.play(job, number, weights, stop, share) for job, share in own]
+                dealt = ((job, self._share(job.episodes, n)) for n, job in enumerate(jobs))
+                return [self.evaluator.play(job, number, weights, stop, columns) for job, columns in dealt]
             if not stop():
                 self.actors.begin(number)
-                return (found := self.actors.wait(stop)) and [found]
+                return None if (found := self.actors.wait(stop)) is None else [found]
         return None
 
     def _share(self, episodes: int, job: int = 0) -> range:

@@ -97,7 +97,7 @@ def test_only_the_keys_asked_for_come_back_and_all_rows_are_observed():
         assert batch.keys() == {*NUMBERS, "reward", "valid"}
         assert trainer.policy.normalizer.obs["obs"].seen[0] == 28
         assert trainer.progress.env_steps == 28
-        assert [*trainer.collector.play([Job(2, keys=())], {})][0][1].keys() == {*NUMBERS}  # nothing else is sent
+        assert next(iter(trainer.collector.play([Job(2, keys=())], {})))[1].keys() == {*NUMBERS}  # nothing else is sent
 
 
 def test_a_hook_sees_every_job_with_its_rows():
@@ -118,7 +118,7 @@ def test_a_hook_sees_every_job_with_its_rows():
 
 
 def test_two_jobs_with_one_number_are_refused():
-    with closing(made(*NUMBERED)) as trainer, pytest.raises(RunError, match="^two jobs have one number"):
+    with closing(made(*NUMBERED)) as trainer, pytest.raises(RunError, match=r"^two jobs have one number"):
         list(trainer.play([Job(1), Job(1)]))
 
 
@@ -194,3 +194,29 @@ def stored_on_a_rank(fabric: Any, raw: Any) -> Any:
 def test_a_rank_stores_what_it_played():
     raw = compose([*DQN, "buffer=replay", "num_envs=2", "hardware=2cpu"]).raw
     assert ranks(2)(stored_on_a_rank, raw) == [(5, 14, 35), (5, 21, 35)]
+
+
+# ---- evaluations ---------------------------------------------------------------------------------------------------
+
+
+def adapted(fabric: Any, raw: Any) -> Any:
+    """Return the metrics of an evaluation with weights of its own for every job."""
+    trainer: Any = build(parse(raw), Path(), fabric)
+
+    def evaluate(self: Any, play: Any, episodes: int) -> dict[str, float]:
+        weights = {str(n): {name: (1 + 0.1 * n) * x for name, x in self.state_dict().items()} for n in range(3)}
+        jobs = [Job(n, {"": str(n)}, episodes=episodes, mode="explore") for n in range(3)]
+        sums = [float(batch["obs"].double().sum()) for _, batch in play(jobs, weights)]
+        return {"eval/return_mean": sum(sums), **{str(n): x for n, x in enumerate(sums)}}
+
+    with closing(trainer):
+        trainer.algorithm.__class__ = type("Own", (type(trainer.algorithm),), {"evaluate": evaluate})
+        evaluation = trainer.reports.evaluation
+        evaluation.evaluator.player.keys = ("obs",)
+        return evaluation.run(trainer)
+
+
+def test_an_evaluation_of_adapted_policies_is_the_same_to_the_bit_on_two_ranks():
+    words = (*POLE, "num_envs=2", "eval.episodes=5")
+    alone = adapted(None, compose(words).raw)
+    assert ranks(2)(adapted, compose([*words, "hardware=2cpu"]).raw) == [alone, alone]
