@@ -11,8 +11,8 @@ from tests.plugins.test_population import RUNS, SMALL, assert_same, updated
 
 @pytest.mark.usefixtures("cluster")
 def test_two_actors_make_the_update_of_one_process_even_if_one_is_killed(capfd: pytest.CaptureFixture[str]):
-    words = (*SMALL, *RUNS["ars"], "preprocess.normalize_obs=true")
-    alone = updated(None, compose([*words, "num_envs=2"]).raw)
+    words = (*SMALL, *RUNS["ars"], "num_envs=2", "preprocess.normalize_obs=true")
+    alone = updated(None, compose([*words]).raw)
     both = updated(None, compose([*words, *TWO]).raw, lambda: processes()[0].kill())
     assert_same(alone, both)
     assert "its process died" in capfd.readouterr().err
