@@ -265,7 +265,7 @@ def evaluate(
         keys = [key for key in (*ctx.needs.keys, *ctx.needs.recorded) if key != "logp" or mode != "greedy"]
     with closing(Evaluator(make, algorithm, ctx, core.eval, normalize, keys=keys)) as evaluator:
         if mode == "greedy" and files is None:
-            metrics, played = evaluator.evaluate(lambda job, given: evaluator.play(job, checkpoint.steps, given))
+            metrics, played = evaluator.evaluate(lambda jobs, w: [evaluator.play(j, checkpoint.steps, w) for j in jobs])
         else:
             job = replace(evaluator.job, mode=mode)
             played = evaluator.noted(evaluator.play(job, checkpoint.steps))

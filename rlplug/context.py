@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlplug.api import Context, Goals, Loop, Needs, Plan, Simulator, VecEnv
+from rlplug.api import Context, Goals, Loop, Needs, Plan, Simulator, Trainable, VecEnv
 from rlplug.contract import MisuseError
 from rlplug.contract.results import check_model
 from rlplug.functional.schedule import piecewise_linear
@@ -140,10 +140,16 @@ class EnvShard:
 
 
 class RunContext(Context):
-    """Context with one random generator per role, so evaluation, training and acting do not affect one another."""
+    """Context with one random generator per role, so evaluation, training and acting do not affect one another.
+
+    Args:
+        values: other attributes of ``Context`` than their defaults.
+    """
 
     space: Space[Any] | None = None
-    ensemble_size, render = 1, False
+    make_env: Callable[[Context], VecEnv] | None = None
+    ensemble_size, render, rank, world_size, replay_ratio = 1, False, 0, 1, None
+    total_steps, rollout_length, batch_size, sample_uses, learning_starts, num_shards = 0, 1, 1, 1, 0, 1
     agents = 1  # agents that act in every environment, as one column each
 
     def __init__(
@@ -155,28 +161,19 @@ class RunContext(Context):
         device: torch.device | str = "cpu",
         num_envs: int = 1,
         env_ids: Sequence[int] | None = None,
-        total_steps: int = 0,
-        rollout_length: int = 1,
-        batch_size: int = 1,
-        sample_uses: int = 1,
-        replay_ratio: float | None = None,
-        learning_starts: int = 0,
-        num_shards: int = 1,
         seed: int = 0,
-        rank: int = 0,
-        world_size: int = 1,
-        make_env: Callable[[Context], VecEnv] | None = None,
+        **values: Any,
     ) -> None:
-        self.make_env = make_env
+        assert values.keys() <= vars(RunContext).keys(), (
+            f"unknown: {', '.join(values.keys() - vars(RunContext).keys())}"
+        )
+        vars(self).update(values)
         self.beyond: list[str] = []  # observations out of bounds, reported once
         self.spec, self.needs, self.slots = spec, needs or Needs(), slots or {}
         self.built = set[tuple[str, type]]()  # requested slots, or simulator, and the classes built
         self.device = torch.device(device)
         self.shard = EnvShard("learner", num_envs, range(num_envs) if env_ids is None else env_ids)
-        self.total_steps, self.rollout_length, self.batch_size = total_steps, rollout_length, batch_size
-        self.sample_uses, self.replay_ratio, self.learning_starts = sample_uses, replay_ratio, learning_starts
-        self.num_shards, self.seed, self.rank, self.world_size = num_shards, seed, rank, world_size
-        self.schedules = Schedules(self.device)
+        self.seed, self.schedules = seed, Schedules(self.device)
         self.generators: dict[str, torch.Generator] = {}
         for i, role in enumerate(get_args(Role)):
             (state,) = np.random.SeedSequence([seed, i]).generate_state(1, np.uint64)
@@ -225,6 +222,12 @@ class RunContext(Context):
         """Return itself, so that a copied algorithm keeps the run's generators and schedules."""
         memo.update({id(value): value for value in self.schedules.moving()})
         return self
+
+    def traceable(self, components: Iterable[torch.nn.Module]) -> bool:
+        """Return whether these components and all models are ``traceable``, which they do not inherit."""
+        parts = {type(part) for root in components for part in root.modules() if isinstance(part, Trainable)}
+        classes = parts | {cls for slot, cls in self.built if slot != "simulator"}
+        return all(vars(cls).get("traceable", False) for cls in classes)
 
     def build(self, slot: Any, space: Space[Any], ensemble_size: int = 1) -> Any:
         if isinstance(slot, str) and slot not in self.slots:
@@ -298,8 +301,8 @@ class RunContext(Context):
         """
         self.schedules.refresh(state["schedules"])
         if state["device"] == self.device.type:
-            for role, generator in self.generators.items():
-                generator.set_state(state["generators"][role])
+            for role, saved in state["generators"].items():
+                self.generators[role].set_state(saved)
             return []
         for generator in self.generators.values():
             generator.manual_seed(generator.initial_seed() + steps)

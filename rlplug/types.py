@@ -36,8 +36,9 @@ if TYPE_CHECKING:
 Batch: TypeAlias = dict[str, Any]  # tensors or nested batches; a recursive union would have to be narrowed at every use
 Tree: TypeAlias = Any
 Weights: TypeAlias = dict[str, "Tensor"]
+NamedWeights: TypeAlias = Mapping[str, Weights]
 
-Role = Literal["learner", "actor", "eval"]
+Role = Literal["learner", "actor", "eval", "job"]
 Mode = Literal["explore", "greedy", "random"]
 Compile: TypeAlias = Literal["off", "auto", "max"]
 Unit = Literal["env_steps", "updates"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pickle
 import sys
 import time
-from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -110,10 +109,10 @@ class Actor(RemotePolicy):
         self._idle_since = ended
         return segment, pickle.dumps(state)
 
-    def play(self, job: Job, named: Mapping[str, Any], statistics: Tree, weights: Weights) -> tuple[Batch, bytes]:
-        """Return the episodes of a job as arrays, and an empty state, because a job does not change the state."""
+    def play(self, jobs: list[Job], named: Tree, statistics: Tree, weights: Weights) -> tuple[list[Batch], bytes]:
+        """Return the episodes of each job as arrays, and an empty state, because jobs do not change the state."""
         self._update(0, statistics, weights)
-        return on_host(self.player.play(job, named, self._count_row)), pickle.dumps(None)
+        return [on_host(batch) for batch in self.player.play_all(jobs, named, self._count_row)], pickle.dumps(None)
 
     def _state(self, statistics: Tree) -> Tree:
         """Return the state on the host, because the learner may not have this device."""
@@ -140,7 +139,7 @@ class EvalActor(RemotePolicy):
         self._update(0, statistics, weights)
         seed_global_from(self.policy.config.seed, EVALUATION, number, env_ids[0])
         played = evaluator.play(evaluator.job, number, None, self._count_row, env_ids)
-        return {key: played[key].numpy() for key in OF_EPISODE if key in played}, pickle.dumps({})
+        return on_host({key: played[key] for key in OF_EPISODE if key in played}), pickle.dumps({})
 
 
 def actor_device(plan: Plan) -> torch.device:

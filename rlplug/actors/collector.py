@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
@@ -22,7 +22,7 @@ from rlplug.context import ResolvedRun
 from rlplug.evaluation.evaluator import shares_of
 from rlplug.trainer.gradients import SegmentGradients
 from rlplug.trainer.policy import BehaviorPolicy
-from rlplug.types import Batch, Progress, RunError, Tree, Weights, groups_of
+from rlplug.types import Batch, NamedWeights, Progress, RunError, Tree, groups_of
 
 if TYPE_CHECKING:
     from rlplug.actors.pool import ActorPool
@@ -92,20 +92,16 @@ class RayCollector:
         copies.merge_exploration(self.policy, [handle.state for handle in handles])
         return segments
 
-    def play(self, jobs: Sequence[Job], weights: Mapping[str, Weights]) -> Iterator[tuple[Job, Batch]]:
-        """Distribute jobs to free actors, and yield the episodes in the order of ``jobs``."""
+    def play(self, jobs: Sequence[Job], weights: NamedWeights) -> Iterator[tuple[int, Batch]]:
+        """Distribute jobs to free actors, and yield the episodes as they end."""
         for job in jobs:
             named_weights(job, weights, self.policy.algorithm, self.policy.ctx.spec)  # check before an actor fails
         named = tree.map(lambda x: torch.as_tensor(x).detach().cpu().numpy(), dict(weights))
         statistics = copies.statistics(self.policy) | {"env_steps": self.progress.env_steps}
         acting, version = partial(copies.acting_weights, self.policy), self.progress.updates
-        ended: dict[int, Batch] = {}
-        played = self.pool.play(jobs, named, statistics, acting, version)
-        for n, job in enumerate(jobs):
-            while n not in ended:
-                number, batch = next(played)
-                ended[number] = owned(batch)
-            yield job, ended.pop(n)
+        at = {id(job): n for n, job in enumerate(jobs)}
+        for together, batches in self.pool.play(jobs, named, statistics, acting, version):
+            yield from ((at[id(job)], owned(batch)) for job, batch in zip(together, batches, strict=True))
 
     def metrics(self) -> dict[str, float]:
         """Return the fractions of the time since the last call that the learner waited and that actors were idle."""

@@ -39,10 +39,10 @@ class Status(Enum):
 
 @dataclass
 class Request:
-    """One round of collection by all actors, or a job for one of them."""
+    """One round of collection by all actors, or jobs for one of them."""
 
     call: Literal["collect", "play"]
-    what: tuple[Any, ...]  # rows and mode, or job and named weights
+    what: tuple[Any, ...]  # rows and mode, or jobs and named weights
     statistics: Tree
     version: int
     weights: ObjectRef[Any]

@@ -20,6 +20,7 @@ from rlplug.actors.actor import Aggregator, RemotePolicy
 from rlplug.actors.cluster import warn
 from rlplug.actors.handle import FULL, MAKE_ROOM, ActorHandle, Request, Status, no_room
 from rlplug.api import Job
+from rlplug.collection.play import rounds
 from rlplug.context import ResolvedRun
 from rlplug.plan import Actors
 from rlplug.registry.installed import installed
@@ -102,10 +103,10 @@ class ActorPool:
 
     def play(
         self, jobs: Sequence[Job], named: Any, statistics: Tree, weights: Callable[[], Any], version: int
-    ) -> Iterator[tuple[int, Any]]:
-        """Yield the index in ``jobs`` and the episodes of every job, in order of completion; free actors take the next.
+    ) -> Iterator[tuple[Sequence[Job], Any]]:
+        """Yield jobs that were played together, and the episodes of each, as they end; free actors take the next ones.
 
-        Actors receive no other requests meanwhile. The job of a failed actor is repeated.
+        Actors receive no other requests meanwhile. The jobs of a failed actor are repeated.
 
         Args:
             weights: returns the weights of ``version``, called if they are not the last broadcast ones.
@@ -115,20 +116,20 @@ class ActorPool:
         """
         acting = self._weights if version == self.version else _stored(weights())
         stored = _stored(named)
-        waiting = deque(enumerate(jobs))
-        playing: dict[ActorHandle, tuple[int, Job]] = {}
+        waiting = deque(rounds(jobs, -(-len(jobs) // len(self.alive))))
+        playing: dict[ActorHandle, list[Job]] = {}
         while waiting or playing:
             for handle in self.handles:
                 if handle.status is Status.LOST and handle in playing:
                     waiting.appendleft(playing.pop(handle))
                 if handle.status is Status.IDLE and waiting:
                     playing[handle] = waiting.popleft()
-                    handle.request(Request("play", (playing[handle][1], stored), statistics, version, acting))
+                    handle.request(Request("play", (playing[handle], stored), statistics, version, acting))
             self._look_after(POLL_S, for_all=False)
             for handle in [handle for handle in playing if handle.status is Status.PLAYED]:
                 if (episodes := self._segment(handle)) is not None:
                     handle.finish_round()
-                    yield playing.pop(handle)[0], episodes
+                    yield playing.pop(handle), episodes
 
     def gather(self) -> Iterator[tuple[Sequence[ActorHandle], Any]]:
         """Yield the segments of the oldest round, each with the actors that collected it.

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
 
 from rlplug.api.records import Data, Job, Rollout, Segment, SegmentSpec
-from rlplug.types import Batch, EnvSpec, EnvTraits, Tree, Weights
+from rlplug.types import Batch, EnvSpec, EnvTraits, NamedWeights, Tree
 
 if TYPE_CHECKING:
     from gymnasium.vector import AutoresetMode
@@ -65,7 +65,10 @@ class Buffer(Protocol):
         return ()
 
     def add(self, segment: Segment) -> None:
-        """Store a segment. Row 0 repeats row T of its shard's last one. ``priority [T+1, b]`` is optional."""
+        """Store a segment. Row 0 repeats row T of its shard's last one. ``priority [T+1, b]`` is optional.
+
+        A ``whole`` segment has the episodes of a job, ``[L+1, episodes]``, if a loop stores them; see ``Run.play``.
+        """
 
     def ready(self) -> bool: ...  # whether it has enough rows for a sample
     @property
@@ -203,8 +206,11 @@ class Collector(Protocol):
         """
         ...
 
-    def play(self, jobs: Sequence[Job], weights: Mapping[str, Weights]) -> Iterator[tuple[Job, Batch]]:
-        """Play jobs with the current weights and statistics; see ``Play``. No rollout may be in flight."""
+    def play(self, jobs: Sequence[Job], weights: NamedWeights) -> Iterator[tuple[int, Batch]]:
+        """Play jobs with the current weights and statistics, and yield the index and episodes of each as it ends.
+
+        See ``Play``. No rollout may be in flight.
+        """
         ...
 
     def metrics(self) -> dict[str, float]:

@@ -165,7 +165,8 @@ class Trainable(nn.Module):
     Config: ClassVar[type[Any]]
     traceable: ClassVar[bool] = False
     """Whether ``compile=auto`` may compile ``act``, ``perturb``, ``prepare``, ``forward``, ``update``, ``after_step``:
-    of the mutable state of ``self`` and of the learner, they read only tensors updated in place. Not inherited."""
+    of the mutable state of ``self`` and of the learner, they read only tensors updated in place. ``act`` of candidates
+    then runs under ``torch.func.vmap``. Not inherited."""
 
     def observe(self, segment: Segment, learner: Learner) -> None:
         """Update running statistics from each collected row, once and in time order.

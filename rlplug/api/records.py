@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 from torch import Tensor
 from torch.optim import Optimizer
 
-from rlplug.types import Batch, Mode, Tree, Weights
+from rlplug.types import Batch, Mode, NamedWeights, Tree
 
 if TYPE_CHECKING:
     from gymnasium.vector import AutoresetMode
@@ -148,9 +148,7 @@ class Play(Protocol):
     ``jobs``, ``Run.play`` in the order in which jobs end.
     """
 
-    def __call__(
-        self, jobs: Sequence[Job], weights: Mapping[str, Weights] | None = None, /
-    ) -> Iterator[tuple[Job, Batch]]: ...
+    def __call__(self, jobs: Sequence[Job], weights: NamedWeights | None = None, /) -> Iterator[tuple[Job, Batch]]: ...
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Protocol
 from rlplug.api.data import Collector
 from rlplug.api.learning import Algorithm, Learner
 from rlplug.api.records import Job, Losses, Needs
-from rlplug.types import Batch, Mode, Progress, Unit, Weights
+from rlplug.types import Batch, Mode, NamedWeights, Progress, Unit
 
 
 class Run(Protocol):
@@ -44,12 +44,7 @@ class Run(Protocol):
         """Collect, observe, count and store one round of segments; see ``Tempo.shards``."""
 
     def play(
-        self,
-        jobs: Sequence[Job],
-        weights: Mapping[str, Weights] | None = None,
-        *,
-        mine: bool = False,
-        store: bool = False,
+        self, jobs: Sequence[Job], weights: NamedWeights | None = None, *, mine: bool = False, store: bool = False
     ) -> Iterator[tuple[Job, Batch]]:
         """Play jobs, yield them as they end, and count, observe and record their episodes. Ranks pass the same jobs.
 
@@ -118,6 +113,7 @@ class Loop(Protocol):
     unit: ClassVar[Unit] = "env_steps"
     collects: ClassVar[bool] = True  # False: the buffer has to bring its own rows
     reads: ClassVar[bool] = False  # collects from a dataset, never from an environment
+    gives_rows: ClassVar[bool] = True  # what it passes to ``run.update``, if anything, is rows as ``play`` returns them
     one_pass: bool = False  # reads a dataset once only, and the buffer has to hold it
     tempo: Tempo = Tempo()
     preemption: Preemption | None = None  # None: rollouts are never cut short

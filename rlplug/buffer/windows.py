@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from rlplug.api import Buffer, Context, Data, RowLog, Segment
+from rlplug.buffer.episodes import stream
 from rlplug.buffer.options import Storage
 from rlplug.buffer.shards import Rings, check_feedback
 from rlplug.buffer.storage import Ring
-from rlplug.types import Batch
+from rlplug.types import Batch, RunError
 
 R = TypeVar("R", bound=Ring)
 
@@ -56,6 +57,7 @@ class Windows(Buffer, Generic[R]):
         self.columns = len(ctx.env_ids)
         self.window = ctx.needs.window.rows - 1
         self.batch_size = ctx.batch_size // ctx.world_size
+        self._whole: bool | None = None  # whether whole episodes are added; None: nothing was yet
         ring: Any = self.ring
         self.rings: Rings[R] = Rings(ring, cfg, ctx, self.window + stride - 1, stride if self.sequences else 0)
 
@@ -67,13 +69,22 @@ class Windows(Buffer, Generic[R]):
     def add(self, segment: Segment) -> None:
         """Add a segment: rows 0..T-1 are closed; row T gets its action from the next ``add``.
 
+        Whole episodes of jobs are laid one after another in the columns. Most densely stored are those of jobs with as
+        many episodes as there are columns.
+
         Raises:
-            RunError: observations are not stacks, although the environment declares them; or see ``added``.
+            RunError: the loop both collects and stores jobs; observations are not stacks, although the environment
+                declares them; or see ``added``.
         """
-        ring = self.rings.of(segment)
-        first = ring.written
-        ring.write(segment.batch)
-        self.added(ring, first)
+        if self._whole not in (None, segment.whole):
+            raise RunError("the loop collects, and stores episodes of jobs in the same buffer; it can only do one")
+        self._whole = segment.whole
+        parts = stream(segment.batch, self.columns, self.ctx.rollout_length) if segment.whole else [segment]
+        for part in parts:
+            ring = self.rings.of(part)
+            first = ring.written
+            ring.write(part.batch)
+            self.added(ring, first)
 
     def added(self, ring: R, first: int) -> None:
         """Update the bookkeeping for closed rows ``first`` to ``ring.written - 1`` of a ring; row ``written`` is open.

@@ -38,6 +38,7 @@ class Acting:
         self.trains = True
         """whether it explores with weights in the algorithm's own memory, so that acting may be replayed"""
         self._compiler, self.one_copy = compiler, one_copy
+        self.lanes: Callable[..., tuple[Batch, Batch]] | None = None  # acts instead of the algorithm
         modules = self.exploration.values()
         self._perturbing = [x for x in modules if type(x).perturb_weights is not Exploration.perturb_weights]
         perturbs = any(type(x).perturb is not Exploration.perturb for x in modules)
@@ -79,7 +80,7 @@ class Acting:
         """Call the algorithm; see ``Algorithm.act``."""
         if self.normalize is not None:
             step = step | {"obs": self.normalize(step["obs"])}
-        return self.algorithm.act(step, carry, mode)
+        return (self.lanes or self.algorithm.act)(step, carry, mode)
 
     def judge(self, rows: Batch, mode: Mode | None = None) -> Batch:
         """Return the algorithm's outputs on rows without an action, arrays or tensors ``[B, ...]``, such as values."""

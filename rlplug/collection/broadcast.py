@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
 from rlplug.api import Collector, Job, Rollout, Segment, SegmentSpec
 from rlplug.collection.segment import on_cpu
-from rlplug.types import Batch, Tree, Weights
+from rlplug.types import Batch, NamedWeights, Tree
 
 
 class BroadcastCollector(Collector):
@@ -46,10 +46,10 @@ class BroadcastCollector(Collector):
         self._count(None if shards is None else [segment.shard for segment in segments], -1)
         return segments
 
-    def play(self, jobs: Sequence[Job], weights: Mapping[str, Weights]) -> Iterator[tuple[Job, Batch]]:
+    def play(self, jobs: Sequence[Job], weights: NamedWeights) -> Iterator[tuple[int, Batch]]:
         played = self.own.play(jobs, weights) if self.own else None
-        for job in jobs:
-            yield job, self.broadcast(next(played)[1] if played else None)
+        for _ in jobs:
+            yield self.broadcast(next(played) if played else None)
 
     def _count(self, shards: Sequence[int] | None, change: int) -> None:
         for shard in range(len(self.in_flight)) if shards is None else shards:

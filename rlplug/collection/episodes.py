@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import torch
 
 from rlplug.collection.segment import on_cpu
 from rlplug.functional.returns import ended as episodes_ended
@@ -78,12 +77,12 @@ class EpisodeStats:
 
     def add_whole(self, batch: Batch) -> None:
         """Add the episodes of a job, as environment -1: jobs have environments of their own."""
-        lengths, valid = batch["length"].tolist(), batch["valid"]
-        self._finished += [(total, n, -1) for total, n in zip(batch["return"].tolist(), lengths, strict=True)]
-        for name, group in self.groups.items():
-            reward = batch[name]["reward"].reshape(*valid.shape, -1).mean(-1)
-            returns = torch.where(valid, reward, 0.0).sum(0).tolist()
-            group._finished += [(total, n, -1) for total, n in zip(returns, lengths, strict=True)]
+        for stats, returns in (
+            (self, batch["return"]),
+            *((x, batch["returns"][name]) for name, x in self.groups.items()),
+        ):
+            lengths = batch["length"].tolist()
+            stats._finished += [(total, n, -1) for total, n in zip(returns.tolist(), lengths, strict=True)]
 
     def drain(self) -> list[tuple[Any, ...]]:
         """Return (return, length, environment, return of every group) of the episodes ended since the last call.

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass, field
 from functools import cached_property
 from operator import index
 from typing import Any, Protocol
@@ -13,7 +14,7 @@ from rlplug.api import Algorithm, Collector, Job, Rollout, Segment, SegmentSpec
 from rlplug.collection.play import Player
 from rlplug.collection.segment import only
 from rlplug.distributed.preemption import Preemptor
-from rlplug.types import Batch, ConfigError, Progress, RunError, Tree, Weights
+from rlplug.types import Batch, ConfigError, NamedWeights, Progress, RunError, Tree, Weights
 
 
 class Shard(Protocol):
@@ -29,6 +30,7 @@ class Shard(Protocol):
     def close(self) -> None: ...
 
 
+@dataclass(eq=False)
 class InProcessCollector(Collector):
     """Plays rollouts with the learner's module.
 
@@ -38,18 +40,13 @@ class InProcessCollector(Collector):
         preemption: ends a rollout when enough other ranks have finished theirs; None: rollouts are never cut short.
     """
 
-    def __init__(
-        self,
-        player: Shard,
-        jobs: Player | None,
-        progress: Progress,
-        keeps_weights: bool = False,
-        preemption: Preemptor | None = None,
-    ) -> None:
-        self.player, self.jobs, self.progress, self.keeps_weights = player, jobs, progress, keeps_weights
-        self.preemption = preemption
-        self._played: list[Segment] = []
-        self._weights: tuple[int, Weights | None] = (-1, None)  # version and copy
+    player: Shard
+    jobs: Player | None
+    progress: Progress
+    keeps_weights: bool = False
+    preemption: Preemptor | None = None
+    _played: list[Segment] = field(default_factory=list[Segment])
+    _weights: tuple[int, Weights | None] = (-1, None)  # version and copy
 
     @cached_property
     def spec(self) -> SegmentSpec:
@@ -79,11 +76,10 @@ class InProcessCollector(Collector):
     def poll(self, shards: int | None = None) -> list[Segment]:
         return [self._played.pop(0)]
 
-    def play(self, jobs: Sequence[Job], weights: Mapping[str, Weights]) -> Iterator[tuple[Job, Batch]]:
+    def play(self, jobs: Sequence[Job], weights: NamedWeights) -> Iterator[tuple[int, Batch]]:
         if self.jobs is None:
             raise RunError("a dataset cannot run jobs; this loop needs an environment: data.path=null")
-        for job in jobs:
-            yield job, self.jobs.play(job, weights)
+        yield from enumerate(self.jobs.play_all(jobs, weights))
 
     def metrics(self) -> dict[str, float]:
         """Return the fraction of submitted rows not played since the last call, if ranks are preempted."""

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -15,22 +18,25 @@ from rlplug.api import Algorithm, Exploration, Job, VecEnv
 from rlplug.collection.episodes import EpisodeStats
 from rlplug.collection.finishing import stored
 from rlplug.collection.nonfinite import beyond, bounds_of, check_segment
-from rlplug.collection.segment import CORE, on_cpu
+from rlplug.collection.segment import CORE, on_cpu, only
+from rlplug.collection.shard import ShardCollector
 from rlplug.collection.stepping import make_shard
 from rlplug.context import EnvShard, RunContext
 from rlplug.distributed.rng import global_state, load_global_state, seed_global_from
 from rlplug.functional.returns import ended
-from rlplug.types import Batch, ConfigError, EnvSpec, Role, RunError, Tree, Weights, groups_of
+from rlplug.nn.lanes import Lanes
+from rlplug.types import Batch, ConfigError, EnvSpec, Mode, NamedWeights, Role, RunError, Tree, Weights, groups_of
 
 MOST_COLUMNS = 32
 CHUNK = 32  # rows collected at a time
-OF_EPISODE = ("return", "length", "success")  # keys of a job's batch with one number per episode
+OF_EPISODE = ("return", "length", "success", "returns")  # keys of a job's batch with one number per episode
 
 
 class Stopped(KeyboardInterrupt):
     """A stop was requested, and the run stops at a consistent point."""
 
 
+@dataclass(eq=False)
 class Player:
     """Plays jobs. The result of a job depends only on the weights, the entropy and the job's number.
 
@@ -44,39 +50,47 @@ class Player:
         name: name of the environment, for messages.
     """
 
-    def __init__(
-        self,
-        make: Callable[[EnvShard], VecEnv],
-        algorithm: Algorithm,
-        ctx: RunContext,
-        role: Role,
-        entropy: Sequence[int],
-        keys: Sequence[str],
-        normalize: Callable[[Any], Any] | None = None,
-        exploration: Mapping[str, Exploration] | None = None,
-        name: str = "a job",
-    ) -> None:
-        self.make, self.algorithm, self.ctx, self.entropy = make, algorithm, ctx, entropy
-        self.role: Role = role
-        self.keys, self.normalize, self.exploration, self.name = keys, normalize, dict(exploration or {}), name
-        self._envs, self.ended = dict[tuple[int, ...], VecEnv](), (0, 0)  # of the last job: ended episodes, and all
+    make: Callable[[EnvShard], VecEnv]
+    algorithm: Algorithm
+    ctx: RunContext
+    role: Role
+    entropy: Sequence[int]
+    keys: Sequence[str]
+    normalize: Callable[[Any], Any] | None = None
+    exploration: Mapping[str, Exploration] = field(default_factory=dict[str, Exploration])
+    name: str = "a job"
+    ended: tuple[int, int] = (0, 0)  # of the last jobs: ended episodes, and all
+    _shards: dict[tuple[int, ...], ShardCollector] = field(default_factory=dict[tuple[int, ...], ShardCollector])
 
-    def env(self, shard: EnvShard) -> VecEnv:
-        """Return the environments of a shard; the first call creates them."""
+    def shard(self, shard: EnvShard) -> ShardCollector:
+        """Return the collector of a shard; the first call creates it and its environments."""
         key = (shard.num_envs, *shard.env_ids)
-        if key not in self._envs:
-            self._envs[key] = self.make(shard)
-        return self._envs[key]
+        if key not in self._shards:
+            how = ((), self.exploration, self.keys, self.normalize, ())
+            self._shards[key] = make_shard(self.make(shard), self.algorithm, self.ctx, shard, *how)
+        return self._shards[key]
+
+    def play_all(self, jobs: Iterable[Job], *given: Any) -> Iterator[Batch]:
+        """Yield the episodes of each job; see ``play``. Candidates of a round act together in lanes if they can."""
+        for together in rounds(jobs):
+            for some in [together] if self._lanes(together[0]) else [[job] for job in together]:
+                yield from self.play(some, *given)
+
+    def _lanes(self, job: Job) -> int:
+        """Return the number of lanes in which candidates like this one act, even if there is only one; 0: none."""
+        explores = self.exploration and modes_of(job)[""] == "explore"
+        count = 0 if explores or not self.ctx.traceable([self.algorithm]) else lanes_of(job)
+        return count and count * self.shard(share_of(job, self.role)[0]).env.traits.independent
 
     def play(
         self,
-        job: Job,
-        weights: Mapping[str, Weights] | None = None,
+        jobs: Sequence[Job],
+        weights: NamedWeights | None = None,
         stop: Callable[[], bool] = lambda: False,
         prefix: Sequence[int] = (),
         columns: Sequence[int] | None = None,
-    ) -> Batch:
-        """Return the episodes of a job, or of some of its columns; see ``api.Play``.
+    ) -> list[Batch]:
+        """Play a job, or several in lanes, and return the episodes of each, or of some columns; see ``api.Play``.
 
         Args:
             stop: called before every row; ``Stopped`` is raised if it returns True.
@@ -86,64 +100,72 @@ class Player:
             RunError: the environments returned a value that is NaN or infinite, or failed too often.
             ConfigError, ValueError: see ``named_weights``.
         """
-        shard, quota = share_of(job, self.role, columns)
-        if not len(quota):
-            return {}
-        env, seeds = self.env(shard), np.random.SeedSequence([*self.entropy, *prefix, *[job.number] * (job.number > 0)])
-        tasks = None if job.task is None else tree.map(lambda x: np.stack([x] * len(quota)), job.task)
-        acting, exploration = self._weights(job, weights or {}), self.exploration if job.mode == "explore" else {}
+        job, modes, (own, quota) = jobs[0], modes_of(jobs[0]), share_of(jobs[0], self.role, columns)
+        if not (n := len(quota)):
+            return [{}]
+        lanes, acting = 0 if columns else self._lanes(job), [self._weights(job, weights or {}) for job in jobs]
+        shard, leader = replace(own, env_ids=[*own.env_ids] * len(jobs)), job.number - job.number % (lanes or 1)
+        collector, numbers = self.shard(shard), (leader, *(job.number for job in jobs))
+        noise, *seeds = [np.random.SeedSequence([*self.entropy, *prefix, *[n] * (n > 0)]) for n in numbers]
+        if lanes:
+            places, inside = [n % lanes for n in numbers[1:]], partial(self.ctx.acting, own)
+            collector.acting.lanes = Lanes(self.algorithm, acting, places, lanes, inside).act
         # whether ``postprocess`` changes whole episodes and may read all keys
-        whole = job.mode != "greedy" and type(self.algorithm).postprocess is not Algorithm.postprocess
-        kept, keep = EpisodeSplitter(quota, job.max_steps), stored(self.ctx, self.keys)
-        bounds = bounds_of(env, self.ctx.spec)
-        collector = make_shard(env, self.algorithm, self.ctx, shard, (), exploration, self.keys, self.normalize, ())
+        whole = modes[""] != "greedy" and type(self.algorithm).postprocess is not Algorithm.postprocess
+        keep = stored(self.ctx, self.keys if job.keys is None else (*job.keys, "is_success"))
+        kept = EpisodeSplitter(np.tile(quota, len(jobs)), job.max_steps, self.ctx.spec.nested)
+        bounds, collector.failed_episodes = bounds_of(collector.env, self.ctx.spec), 0
+        tasks = None if job.task is None else tree.map(lambda *x: np.repeat(np.stack(x), n, 0), *[j.task for j in jobs])
 
-        def begin(seeds: np.random.SeedSequence) -> np.random.SeedSequence:
-            """Reset all columns together, and return the seed sequence of the next reset."""
-            collector.reset(tasks, seeds.generate_state(shard.num_envs)[[*shard.env_ids]].tolist())
+        def begin() -> None:
+            """Reset all columns together, and advance the seeds."""
+            collector.reset(tasks, [int(one.generate_state(own.num_envs)[b]) for one in seeds for b in own.env_ids])
             kept.reset()
-            return seeds.spawn(1)[0]
+            seeds[:] = [one.spawn(2)[1] for one in seeds]  # the other one is that of noise
 
-        with self._apart(seeds.spawn(1)[0], exploration):
-            seeds = begin(seeds)
+        with torch.inference_mode(), self._apart(noise.spawn(1)[0], modes):
+            begin()
             while kept.left.any():
                 if kept.waits:
-                    seeds = begin(seeds)
+                    begin()
                 if stop():
                     raise Stopped
-                segment = collector.collect(CHUNK, job.mode, stop, acting)
+                segment = collector.collect(CHUNK, modes[""], stop, None if lanes else acting[0] or None)
                 check_segment(segment, 0, shard.env_ids)
                 if not self.ctx.beyond:
                     found = beyond(segment, 0, shard.env_ids, bounds)
                     self.ctx.beyond += [f"{said} of {self.name}" for said in found]
                 if collector.failed_episodes > quota.sum():
-                    times, ended = collector.failed_episodes, f"{len(kept.played)} of {quota.sum()}"
+                    times, ended = collector.failed_episodes, f"{len(kept.played)} of {quota.sum() * len(jobs)}"
                     raise RunError(f"the environments of {self.name} failed in {times} episodes, and ended {ended}")
                 kept.add(on_cpu(segment if whole else keep(segment)))
-                self.ended = len(kept.played), int(quota.sum())
-        rows, numbers = kept.batch()
+                self.ended = len(kept.played), int(quota.sum()) * len(jobs)
+        played = [kept.batch(range(i, i + n)) for i in range(0, n * len(jobs), n)]
         if whole:
-            with torch.inference_mode(), self.ctx.acting(shard):
-                rows = keep(self.algorithm.postprocess(rows))
-        return rows | numbers
+            with torch.inference_mode(), self.ctx.acting(own):
+                played = [(keep(self.algorithm.postprocess(rows)), numbers) for rows, numbers in played]
+        return [of_keys(rows | numbers, job.keys, self.ctx.spec.nested) for rows, numbers in played]
 
-    def _weights(self, job: Job, weights: Mapping[str, Weights]) -> Weights | None:
+    def _weights(self, job: Job, weights: NamedWeights) -> Weights:
         """Return the weights that the job plays with instead of the algorithm's own."""
         chosen = named_weights(job, weights, self.algorithm, self.ctx.spec)
         if job.candidate is not None:
             with torch.no_grad():
                 chosen |= self.algorithm.candidate_weights(job.candidate)
         tensors = {key: x if isinstance(x, torch.Tensor) else torch.tensor(x) for key, x in chosen.items()}
-        return {key: x.detach().to(self.ctx.device) for key, x in tensors.items()} or None
+        return {key: x.detach().to(self.ctx.device) for key, x in tensors.items()}
 
     @contextmanager
-    def _apart(self, seeds: np.random.SeedSequence, exploration: Mapping[str, Exploration]) -> Iterator[None]:
-        """Draw from these seeds inside the block; restore all generators and exploration modules afterwards."""
+    def _apart(self, seeds: np.random.SeedSequence, modes: Mapping[str, Mode]) -> Iterator[None]:
+        """Draw from these seeds, and let submodules act in their modes, inside the block; restore all afterwards."""
         generator, number = self.ctx.generators[self.role], int(seeds.generate_state(1)[0])
         before, everywhere = generator.get_state(), global_state(self.ctx.device)
-        modules = [(extra, tree.map(torch.clone, extra.state_dict())) for extra in exploration.values()]
+        modules = [(extra, tree.map(torch.clone, extra.state_dict())) for extra in self.exploration.values()]
+        children: list[Any] = [self.algorithm.get_submodule(who) for who in modes if who]
         generator.manual_seed(number)
         seed_global_from(number)
+        for child, who in zip(children, filter(None, modes), strict=True):
+            child.act = lambda step, carry, _, act=child.act, mode=modes[who]: act(step, carry, mode)
         try:
             yield
         finally:
@@ -151,19 +173,22 @@ class Player:
             load_global_state(everywhere, self.ctx.device)
             for extra, state in modules:
                 extra.load_state_dict(state)
+            for child in children:
+                del child.act  # the method of its class is left
 
     def close(self) -> None:
-        for env in self._envs.values():
-            env.close()
-        self._envs.clear()
+        for shard in self._shards.values():
+            shard.close()
+        self._shards.clear()
 
 
-def named_weights(job: Job, weights: Mapping[str, Weights], algorithm: Algorithm, spec: EnvSpec) -> Weights:
+def named_weights(job: Job, weights: NamedWeights, algorithm: Algorithm, spec: EnvSpec) -> Weights:
     """Check a job, and return the weights that its policies select, keyed by their names in the algorithm.
 
     Raises:
         ConfigError: it has a task, but the environment offers none.
-        ValueError: the weights are missing, or the algorithm does not act with them.
+        ValueError: the weights are missing, the algorithm does not act with them, or a submodule has a mode but does
+            not act.
     """
     if job.task is not None and "tasks" not in spec.offers:
         raise ConfigError("env", f"job {job.number} has a task, but this environment has none; use another")
@@ -176,7 +201,35 @@ def named_weights(job: Job, weights: Mapping[str, Weights], algorithm: Algorithm
     if unknown := chosen.keys() - {*algorithm.actor_keys()}:
         said = f"which {type(algorithm).__name__}.actor_keys() does not name"
         raise ValueError(f"job {job.number} plays with {min(unknown)!r}, {said}")
+    if unknown := modes_of(job).keys() - {who for who, part in algorithm.named_modules() if hasattr(part, "act")}:
+        raise ValueError(f"job {job.number} has a mode for {min(unknown)!r}, which is no submodule that acts")
     return chosen
+
+
+def modes_of(job: Job) -> dict[str, Mode]:
+    """Return the mode of the algorithm, under an empty name, and those of its submodules."""
+    return {"": job.mode} if isinstance(job.mode, str) else {"": "explore", **job.mode}
+
+
+def lanes_of(job: Job) -> int:
+    """Return the number of jobs like this one that act together in lanes; 0: it has no candidate, or many episodes."""
+    return 0 if job.candidate is None else MOST_COLUMNS // job.episodes
+
+
+def rounds(jobs: Iterable[Job], most: int = MOST_COLUMNS) -> list[list[Job]]:
+    """Group successive jobs, at most ``most``, that may act in lanes: only candidate, task and number differ."""
+
+    def like(job: Job) -> Any:
+        n = lanes_of(job)
+        return replace(job, number=job.number // n, candidate=None, task=job.task is None) if n else id(job)
+
+    alike = [[*group] for _, group in groupby(jobs, like)]
+    return [group[i : i + most] for group in alike for i in range(0, len(group), most)]
+
+
+def of_keys(batch: Batch, keys: Sequence[str] | None, nested: Collection[str]) -> Batch:
+    """Return what comes back of a job's episodes; see ``api.Job.keys``."""
+    return batch if keys is None else only(batch, (*keys, *OF_EPISODE), nested if keys else ())
 
 
 def share_of(job: Job, role: Role, columns: Sequence[int] | None = None) -> tuple[EnvShard, np.ndarray]:
@@ -192,17 +245,18 @@ class EpisodeSplitter:
     Args:
         quota: episodes to keep of every column, ``[B]``.
         max_steps: steps after which an episode is truncated; its column then waits for ``reset``.
+        groups: groups of agents whose returns are also counted separately.
     """
 
-    def __init__(self, quota: np.ndarray, max_steps: int) -> None:
-        self.left, self.max_steps = quota.copy(), max_steps
-        self.played: list[tuple[float, int, Batch]] = []  # return, length and rows
+    def __init__(self, quota: np.ndarray, max_steps: int, groups: Sequence[str] = ()) -> None:
+        self.left, self.max_steps, self.groups = quota.copy(), max_steps, groups
+        self.played: list[tuple[float, int, Batch, int, list[float]]] = []  # return, length, rows, column, of groups
         self.reset()
 
     def reset(self) -> None:
         """Drop open episodes: all columns begin new ones."""
         n = len(self.left)
-        self._counted, self._capped = EpisodeStats(n), np.zeros(n, np.bool_)
+        self._counted, self._capped = EpisodeStats(n, self.groups), np.zeros(n, np.bool_)
         self._rows: list[list[Batch]] = [[] for _ in range(n)]  # rows of the open episode of every column
         self._steps = np.zeros(n, np.int64)
         self._ended: list[deque[Batch]] = [deque() for _ in range(n)]
@@ -218,10 +272,10 @@ class EpisodeSplitter:
         for b in range(len(self.left)):
             self._cut(arrays, over[:, b], b)
         self._counted.add(segment)
-        for total, length, b in self._counted.drain():
+        for total, length, b, *by_group in self._counted.drain():
             if self.left[b]:
                 self.left[b] -= 1
-                self.played.append((total, length, self._ended[b].popleft()))
+                self.played.append((total, length, self._ended[b].popleft(), b, by_group))
 
     def _cut(self, arrays: Batch, over: np.ndarray, b: int) -> None:
         """Add the episodes of a column, which end where ``over [T]``, and keep the rows of the open one."""
@@ -261,10 +315,10 @@ class EpisodeSplitter:
             self._ended[b].append(tree.cat([*self._rows[b], row]))
         self._rows[b], self._steps[b] = [], 0
 
-    def drain(self) -> list[tuple[float, int, Batch]]:
-        """Return (return, length, rows as arrays) of the episodes that ended since the last call."""
+    def drain(self) -> list[Batch]:
+        """Return the rows, as arrays, of the episodes that ended since the last call."""
         played, self.played = self.played, []
-        return played
+        return [rows for _, _, rows, *_ in played]
 
     def state(self) -> Tree:
         """Return the open episodes, none of which is truncated."""
@@ -276,11 +330,14 @@ class EpisodeSplitter:
         self._steps = state["steps"]
         self._counted.load(state["counted"])
 
-    def batch(self) -> tuple[Batch, Batch]:
-        """Return the episodes as columns, ``[L+1, episodes]``, in order of their ends, and their ``OF_EPISODE``."""
-        returns, lengths, episodes = zip(*self.played, strict=True)
+    def batch(self, columns: range) -> tuple[Batch, Batch]:
+        """Return the episodes of ``columns`` as ``[L+1, episodes]``, in order of their ends, and ``OF_EPISODE``."""
+        played = [episode for episode in self.played if episode[3] in columns]
+        returns, lengths, episodes, _, by_group = zip(*played, strict=True)
         longest = np.arange(max(lengths) + 1)
         padded = [tree.take(rows, np.minimum(longest, n)) for n, rows in zip(lengths, episodes, strict=True)]
         batch = tree.map(lambda *leaves: torch.from_numpy(np.stack(leaves, 1)), *padded)
         numbers = {"return": torch.tensor(returns, dtype=torch.float64), "length": torch.tensor(lengths)}
-        return batch, numbers | ({"success": batch["is_success"][-1].double()} if "is_success" in batch else {})
+        numbers |= {"success": batch["is_success"][-1].double()} if "is_success" in batch else {}
+        groups = dict(zip(self.groups, torch.tensor(by_group, dtype=torch.float64).unbind(-1), strict=True))
+        return batch, numbers | ({"returns": groups} if groups else {})

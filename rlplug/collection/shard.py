@@ -97,6 +97,8 @@ class ShardCollector:
         self._open = copied(self._layout.seen | {"valid": self._layout.seen["is_first"]})
         check_segment(tree.map(lambda x: torch.as_tensor(x)[None], self._open), 0, self.shard.env_ids)
         self.acting.begin(self.num_envs)
+        for memory in self._memory.values():  # cells that no row defines do not depend on what was played before
+            tree.map(torch.Tensor.zero_, memory.tensors)
 
     @property
     def spec(self) -> SegmentSpec:

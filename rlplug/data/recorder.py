@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from rlplug import tree
-from rlplug.api import Run, Segment
+from rlplug.api import Job, Run, Segment
 from rlplug.checkpointing import atomic
 from rlplug.collection.play import OF_EPISODE, EpisodeSplitter
 from rlplug.collection.segment import on_cpu
@@ -75,11 +75,15 @@ class EpisodeFiles:
         Raises:
             RunError: the disk fails.
         """
+        self.add_episodes(played)
+        self.flush()
+        self.begin()
+
+    def add_episodes(self, played: Batch) -> None:
+        """Add the episodes of a job."""
         rows = tree.map(np.asarray, {key: x for key, x in played.items() if key not in OF_EPISODE})
         for b, length in enumerate(played["length"].tolist()):
             self.add(tree.map(np.ascontiguousarray, tree.take(rows, (slice(0, length + 1), b))))
-        self.flush()
-        self.begin()
 
     def flush(self) -> None:
         """Write pending episodes.
@@ -126,16 +130,15 @@ class RunRecorder:
     @hookimpl
     def rlplug_collected(self, run: Run, segment: Segment) -> None:
         batch = on_cpu({key: leaf for key, leaf in segment.batch.items() if key not in LEFT_OUT})
-        if segment.whole:
-            arrays = tree.map(np.asarray, batch)
-            for b, length in enumerate(arrays["valid"].sum(0)):
-                self.files.add(tree.map(np.ascontiguousarray, tree.take(arrays, (slice(0, length + 1), b))))
-            return
         begin, end, _ = segment.columns.indices(self.num_envs)
         recorder = self._shard(begin, end - begin)
         recorder.add(batch)
-        for _, _, rows in recorder.drain():
+        for rows in recorder.drain():
             self.files.add(rows)
+
+    @hookimpl
+    def rlplug_played(self, run: Run, job: Job, batch: Batch) -> None:
+        self.files.add_episodes({key: leaf for key, leaf in batch.items() if key not in LEFT_OUT})
 
     def _shard(self, begin: int, columns: int) -> EpisodeSplitter:
         if begin not in self._shards:

@@ -237,9 +237,14 @@ def make_native(
     num_envs: int,
     kwargs: Mapping[str, Any] | None = None,
     max_episode_steps: int | None = None,
+    independent: bool = False,
     **options: Any,
 ) -> NativeVector:
-    """Make ``num_envs`` environments as the environment's own vector. Arguments and errors as for ``make_list``."""
+    """Make ``num_envs`` environments as the environment's own vector. Arguments and errors as for ``make_list``.
+
+    Args:
+        independent: give every column its own generator if the vector can, which it shows by ``independent = False``.
+    """
     own = {key: options.pop(key) for key in OWN if key in options}
     wrapping = Wrapping(max_episode_steps=max_episode_steps, **options)
     if wrapping.atari:
@@ -262,6 +267,8 @@ def make_native(
         return gymnasium.make_vec(spec, num_envs=num_envs, vectorization_mode="vector_entry_point", **arguments)
 
     env = _explain(spec.id, spec.vector_entry_point, make)
+    if independent and hasattr(env.unwrapped, "independent"):
+        env.unwrapped.independent = True
     if wrapping.fire:
         env = FireVector(env, fire_of(gymnasium.make(spec)))
     return NativeVector(env, drop=wrapping.drop, select=wrapping.select, **told, **own)

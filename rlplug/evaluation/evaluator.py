@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,8 +15,9 @@ from rlplug.collection.play import MOST_COLUMNS, OF_EPISODE, Player, share_of
 from rlplug.config import Eval
 from rlplug.context import EnvShard, RunContext
 from rlplug.envs.seeded import tell_once
-from rlplug.types import Batch, Weights
+from rlplug.types import Batch, NamedWeights
 
+PlayAll = Callable[[Sequence[Job], NamedWeights | None], Iterable[Batch]]
 EVALUATION = 2  # separates the seeds of evaluation from training's
 
 
@@ -51,22 +52,21 @@ class Evaluator:
 
     def begin(self) -> VecEnv:
         """Return the environments; the first call creates them."""
-        return self.player.env(self.shard)
+        return self.player.shard(self.shard).env
 
-    def evaluate(self, one: Callable[[Job, Mapping[str, Weights] | None], Batch]) -> tuple[dict[str, float], Batch]:
+    def evaluate(self, all_of: PlayAll) -> tuple[dict[str, float], Batch]:
         """Return the metrics of an evaluation, and returns and lengths of its greedy episodes, or of all.
 
         Args:
-            one: plays a job with the given weights and returns all its episodes.
+            all_of: plays jobs with the given weights and returns all episodes of each.
 
         Raises:
             ValueError: the algorithm's own evaluation returns no ``eval/return_mean``.
         """
         played: dict[bool, list[Batch]] = {True: [], False: []}
 
-        def play(jobs: Sequence[Job], weights: Mapping[str, Weights] | None = None) -> Iterator[tuple[Job, Batch]]:
-            for job in jobs:
-                batch = self.noted(one(job, weights))
+        def play(jobs: Sequence[Job], weights: NamedWeights | None = None) -> Iterator[tuple[Job, Batch]]:
+            for job, batch in zip(jobs, map(self.noted, all_of(jobs, weights)), strict=True):
                 played[job.mode == "greedy"].append({key: batch[key] for key in ("return", "length")})
                 yield job, batch
 
@@ -79,14 +79,14 @@ class Evaluator:
         self,
         job: Job,
         number: int,
-        weights: Mapping[str, Weights] | None = None,
+        weights: NamedWeights | None = None,
         stop: Callable[[], bool] = lambda: False,
         columns: Sequence[int] | None = None,
     ) -> Batch:
         """Play a job of evaluation ``number``, counted from 0; returns and raises as ``Player.play``."""
         most = self.cfg.max_episode_steps
         job = replace(job, max_steps=most if job.max_steps == Job.max_steps else min(job.max_steps, most))
-        return self.player.play(job, weights, stop, [number], columns)
+        return self.player.play([job], weights, stop, [number], columns)[0]
 
     def noted(self, batch: Batch) -> Batch:
         """Return all episodes of a job; report once if some were cut before the environment's own limit."""
@@ -118,4 +118,4 @@ def side_by_side(batches: Sequence[Batch]) -> Batch:
     longest = max(len(batch["valid"]) for batch in batches)
     rows = [{key: x for key, x in batch.items() if key not in OF_EPISODE} for batch in batches]
     padded = [tree.map(lambda x: torch.cat([x, x[-1:].expand(longest - len(x), *x.shape[1:])]), r) for r in rows]
-    return tree.cat(padded, 1) | {key: torch.cat([b[key] for b in batches]) for key in OF_EPISODE if key in batches[0]}
+    return tree.cat(padded, 1) | tree.cat([{key: b[key] for key in OF_EPISODE if key in b} for b in batches])

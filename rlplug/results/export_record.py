@@ -93,7 +93,7 @@ def _played(
         number, missing = 0, steps
         while missing > 0:
             episodes = min(AT_ONCE << number, 32)
-            batch = player.play(Job(number, episodes=episodes, mode="greedy", max_steps=steps))
+            (batch,) = player.play([Job(number, episodes=episodes, mode="greedy", max_steps=steps)])
             for b, length in enumerate(batch["length"].tolist()):
                 rows: Batch = tree.take({key: batch[key] for key in (*keys, "reward")}, (slice(length), b))
                 rows = tree.map(lambda x: x.cpu().numpy(), rows)

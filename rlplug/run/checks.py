@@ -130,13 +130,14 @@ def _exploration(run: ResolvedRun) -> Refusals:
         "env.mask_key", "null runs without masks")
     yield (run.spec.has_masks and "action_mask" not in needs.keys, key,
            f"{algo} does not support action masks; {way}")
-    why = "computes gradients in its actors" if needs.gradients else "uses no rewards"
+    why = ("computes gradients in its actors" if needs.gradients else "uses no rewards" if not needs.rewards
+           else "" if run.loop.gives_rows else f"learns from no rows with loop={run.config.loop.name}")
     perturb = [key for key, chosen in modules.items() if chosen.cls.perturb is not Exploration.perturb]
     for key, chosen in modules.items():
         cls, at = chosen.cls, f"exploration.{key}"
         yield (changes_actions(cls) and not needs.perturbable, at,
                f"changes actions, which {algo} cannot learn from; leave it out")
-        yield (cls.intrinsic_reward is not Exploration.intrinsic_reward and (needs.gradients or not needs.rewards), at,
+        yield (cls.intrinsic_reward is not Exploration.intrinsic_reward and why, at,
                f"rewards rows that the learner samples, but {algo} {why}; leave it out")
         yield (run.spec.has_agents and cls.perturb_weights is not Exploration.perturb_weights and not cls.knows_agents,
                at, "changes the weights of one agent, but the environment has several; leave it out")

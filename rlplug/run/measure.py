@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
 from functools import partial
@@ -23,7 +23,7 @@ from rlplug.functional.schedule import due
 from rlplug.registry.discovery import unknown
 from rlplug.trainer.policy import BehaviorPolicy
 from rlplug.trainer.trainer import Trainer
-from rlplug.types import Batch, ConfigError, Progress, RunError, Tree, Weights
+from rlplug.types import Batch, ConfigError, NamedWeights, Progress, RunError, Tree
 
 if TYPE_CHECKING:
     from rlplug.actors.collector import AsyncEval
@@ -203,31 +203,34 @@ class Evaluation(Schedule):
                 record(trainer.run_dir / "videos" / f"step_{steps:012d}.mp4", shown, env.traits.render_fps)
         return metrics
 
-    def _play(self, trainer: Trainer, job: Job, weights: Mapping[str, Weights] | None) -> Batch:
-        """Play a job of an evaluation, with its columns divided among the ranks."""
-        own, shares = self._play_share(trainer, job, weights), list[Batch]()
-        for batch, asked in trainer.learner.placement.ranks.exchange((own, trainer.agreement.asked)):
-            if batch is None:
+    def _play(self, trainer: Trainer, jobs: Sequence[Job], weights: NamedWeights | None) -> list[Batch]:
+        """Play jobs of an evaluation, divided among the ranks."""
+        own, shares = self._play_share(trainer, jobs, weights), list[list[Batch]]()
+        for batches, asked in trainer.learner.placement.ranks.exchange((own, trainer.agreement.asked)):
+            if batches is None:
                 trainer.agreement.stop_all(asked)
                 raise Stopped
-            shares.append(batch)
-        return side_by_side(shares)
+            shares.append(batches)
+        return [side_by_side(parts) for parts in zip(*shares, strict=True)]
 
-    def _play_share(self, trainer: Trainer, job: Job, weights: Mapping[str, Weights] | None) -> Batch | None:
-        """Play this rank's share of a job; return None if a stop is requested."""
+    def _play_share(self, trainer: Trainer, jobs: Sequence[Job], weights: NamedWeights | None) -> list[Batch] | None:
+        """Play this rank's share of every job; return None if a stop is requested."""
         number, stop = trainer.steps, lambda: bool(trainer.agreement.asked)
         with suppress(Stopped):
             if self.actors is None:
-                return self.evaluator.play(job, number, weights, stop, self._share(job.episodes))
+                dealt = ((job, self._share(job.episodes, n)) for n, job in enumerate(jobs))
+                return [self.evaluator.play(job, number, weights, stop, columns) for job, columns in dealt]
             if not stop():
                 self.actors.begin(number)
-                return self.actors.wait(stop)
+                return None if (found := self.actors.wait(stop)) is None else [found]
         return None
 
-    def _share(self, episodes: int) -> range:
-        """Return this rank's share of the columns of a job."""
-        rank = self.policy.ctx.rank
-        return shares_of(episodes, self._parts)[rank] if rank < self._parts else range(0)
+    def _share(self, episodes: int, job: int = 0) -> range:
+        """Return this rank's columns of a job: a share, or all if jobs of the algorithm's own evaluation are dealt."""
+        rank, parts = self.policy.ctx.rank, self._parts
+        if evaluates_itself(self.policy.algorithm):
+            return shares_of(episodes, 1)[0] if job % parts == rank else range(0)
+        return shares_of(episodes, parts)[rank] if rank < parts else range(0)
 
     def state(self) -> Tree:
         """Return the last result; an unfinished evaluation restarts when the run is resumed."""

@@ -57,7 +57,7 @@ class RankLearner:
         self._replicated = self.placement.parts == 1 and not drawn  # whether every rank has all rows of a sample
         self._same = self._replicated  # the same of what a loop gives; see ``hold``
         observing = [type(x).observe is not Trainable.observe for x in (algorithm, *self.exploration.values())]
-        self._observers = (normalizer and normalizer.counts) or any(observing)
+        self.observers = (normalizer and normalizer.counts) or any(observing)  # whether a module observes rows
 
     def _first_update(self, batch: Batch | None) -> Losses:
         """Make the first update, and check the results of algorithm, exploration modules and buffer."""
@@ -187,7 +187,7 @@ class RankLearner:
 
     def observe(self, segment: Segment) -> None:
         """Update all running statistics with a collected segment, or with episodes that every rank has."""
-        if not self._observers:
+        if not self.observers:
             return
         self._observing = self.placement.parts == 1 or segment.whole  # every rank has it: no gather
         self.algorithm.observe(segment, self)

@@ -66,7 +66,7 @@ class BehaviorPolicy:
         """Create the player of jobs in this process."""
         keys = (*self.ctx.needs.keys, *self.ctx.needs.recorded, *["obs"] * self.config.preprocess.normalize_obs)
         entropy, make = (self.config.seed, JOBS), self.env
-        return Player(make, self.algorithm, self.ctx, "actor", entropy, keys, self.normalize, self.exploration)
+        return Player(make, self.algorithm, self.ctx, "job", entropy, keys, self.normalize, self.exploration)
 
     def state(self) -> Tree:
         """Return all weights, as stored in checkpoints."""

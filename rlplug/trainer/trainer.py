@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import torch
 from rlplug.api import Collector, Job, Losses, Run, Segment
 from rlplug.collection.episodes import EpisodeStats
 from rlplug.collection.nonfinite import beyond, check_segment
-from rlplug.collection.play import OF_EPISODE
+from rlplug.collection.play import OF_EPISODE, of_keys
 from rlplug.collection.segment import on_cpu
 from rlplug.context import ResolvedRun
 from rlplug.registry import Events
@@ -24,7 +25,7 @@ from rlplug.trainer.learner import RankLearner
 from rlplug.trainer.metrics import Clock, Means
 from rlplug.trainer.orders import Orders
 from rlplug.trainer.policy import BehaviorPolicy
-from rlplug.types import Batch, Mode, RunError, Tree, Weights
+from rlplug.types import Batch, Mode, NamedWeights, RunError, Tree
 
 
 class Trainer(Run):
@@ -96,29 +97,44 @@ class Trainer(Run):
             self.hooks.hook.rlplug_collected(run=self, segment=segment)
 
     def play(
-        self, jobs: Sequence[Job], weights: Mapping[str, Weights] | None = None, *, mine: bool = False
+        self, jobs: Sequence[Job], weights: NamedWeights | None = None, *, mine: bool = False, store: bool = False
     ) -> Iterator[tuple[Job, Batch]]:
         if n := sum(n or 0 for n in self.collector.in_flight):
             raise RunError(f"{n} rollouts are in flight; a loop that runs jobs must have none: in_flight=1, all shards")
+        if len({job.number for job in jobs}) < len(jobs):
+            raise RunError("two jobs have one number, which determines their random numbers; number them differently")
+        placement, data = self.learner.placement, self.ctx.needs.data
+        if mine and len(jobs) < placement.parts:
+            raise RunError(f"mine=True: {len(jobs)} jobs for {placement.parts} ranks; add jobs, so that each has one")
+        if store and data not in ("windows", "episodes"):
+            raise RunError(f"store=True: needs a buffer of windows or episodes, but the algorithm learns from {data}")
         self.policy.normalizer.commit()
-        placement = self.learner.placement
-        own, shared = placement.share(len(jobs)), placement.parts == 1 or not mine
-        if not shared and len(jobs) < placement.parts:
-            said = f"{len(jobs)} jobs for {placement.parts} ranks, and mine=True: each must keep one"
-            raise RunError(f"{said}; add jobs")
+        self.learner.hold(placement.parts == 1 or not mine)
+        own = range(len(jobs))[placement.share(len(jobs))]
+        whole = store or self.learner.observers or self.hooks.hook.rlplug_played.get_hookimpls()
+        asked = [replace(jobs[i], keys=None) if whole else jobs[i] for i in own]
+        played = ((own[n], batch) for n, batch in self.collector.play(asked, weights or {}))
+        ended = dict[int, Batch]()
         with self.clock.phase("collect"):
-            given = [batch for _, batch in self.collector.play(jobs[own], weights or {})]
-            played = [batch for share in placement.exchange(given) for batch in share]
-        for i, batch in enumerate(played):
-            segment = Segment({key: leaf for key, leaf in batch.items() if key not in OF_EPISODE}, whole=True)
-            self.learner.observe(segment)
-            self.progress.env_steps += int(batch["length"].sum())
-            if own.start <= i < own.stop:  # those of other ranks are gathered for logging
-                self.episodes.add_whole(batch)
-                self.hooks.hook.rlplug_collected(run=self, segment=segment)
-        self.learner.hold(shared)
+            if placement.parts > 1:
+                pairs = [pair for rank in placement.exchange([*played]) for pair in rank]
+                played = iter(sorted(pairs, key=itemgetter(0)))
+            i, ended[i] = next(played, (-1, {}))
+        while i >= 0:
+            if not mine or i in own:
+                yield jobs[i], of_keys(ended[i], jobs[i].keys, self.ctx.spec.nested)
+            with self.clock.phase("collect"):
+                i, ended[i] = next(played, (-1, {}))
+        for i, job in enumerate(jobs):
+            rows = {key: leaf for key, leaf in ended[i].items() if key not in OF_EPISODE}
+            self.learner.observe(segment := Segment(rows, whole=True))
+            self.progress.env_steps += int(ended[i]["length"].sum())
+            if i in own:  # those of other ranks are gathered for logging
+                self.episodes.add_whole(ended[i])
+                self.hooks.hook.rlplug_played(run=self, job=job, batch=ended[i])
+                if store:
+                    self.buffer.add(segment)
         self.agreement.reach()
-        return zip(jobs, played, strict=True) if shared else zip(jobs[own], played[own], strict=True)
 
     def _receive(self, segment: Segment) -> int:
         """Observe, count and store a segment, and return its environment steps."""

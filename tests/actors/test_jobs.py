@@ -54,11 +54,12 @@ def played(words: Sequence[str], kill: bool = False) -> dict[str, Any]:
         jobs = [*JOBS, Job(9, {"": "own"}, episodes=2, max_steps=60)]
         if kill:
             processes()[0].kill()
-        batches = [batch for _, batch in trainer.play(jobs, {"own": own})]
+        ended = {job.number: batch for job, batch in trainer.play(jobs, {"own": own})}
+        batches = [ended[job.number] for job in jobs]
         with pytest.raises(ValueError, match=r"^job 4 plays with the weights 'up'; available: none$"):
-            trainer.play([Job(4, {"": "up"})])
+            list(trainer.play([Job(4, {"": "up"})]))
         with pytest.raises(ConfigError, match=NO_TASKS):
-            trainer.play([Job(3, task=1.0)])
+            list(trainer.play([Job(3, task=1.0)]))
         trainer.collect()
         trainer.update()
         state = {"weights": trainer.algorithm.state_dict(), "progress": vars(trainer.progress)}

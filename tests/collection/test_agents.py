@@ -347,7 +347,7 @@ def job(name, episodes, max_steps=27_000):
         return cls(SimpleNamespace(**options), SimpleNamespace(env_ids=shard.env_ids))
 
     player = Player(make, Swinging(spec.nested), ctx, "actor", (0,), keys)
-    return player.play(Job(3, episodes=episodes, max_steps=max_steps))
+    return player.play([Job(3, episodes=episodes, max_steps=max_steps)])[0]
 
 
 @pytest.mark.parametrize("episodes", [1, 5])

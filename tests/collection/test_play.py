@@ -145,7 +145,7 @@ def test_a_job_plays_with_weights_of_its_own():
 
         weights = {"left": head(-1e3), "right": {name.removeprefix("net.policy."): np.array([-1e3, 1e3], np.float32)}}
         left, right, own = played(
-            trainer, Job(0, {"": "left"}), Job(0, {"net.policy": "right"}), Job(0, episodes=9), weights=weights
+            trainer, Job(0, {"": "left"}), Job(1, {"net.policy": "right"}), Job(2, episodes=9), weights=weights
         )
         assert not left["action"][left["valid"]].any()
         assert right["action"][right["valid"]].all()
@@ -159,7 +159,9 @@ def test_a_job_plays_with_weights_of_its_own():
         ):
             played(trainer, Job(5, {"net.policy": "odd"}), weights={"odd": {"nothing": torch.zeros(1)}})
         trainer.algorithm.candidate_weights = lambda candidate: head(float(candidate["push"]))
-        up, down = played(trainer, *(Job(6, candidate={"push": torch.tensor(push)}) for push in (1e3, -1e3)))
+        up, down = played(
+            trainer, *(Job(6 + (push < 0), candidate={"push": torch.tensor(push)}) for push in (1e3, -1e3))
+        )
         assert up["action"][up["valid"]].all()
         assert not down["action"][down["valid"]].any()
         assert equal(trainer.algorithm.state_dict(), state)
@@ -184,7 +186,7 @@ def test_no_job_is_played_while_rollouts_are_in_flight():
     with closing(made(*NOISY, "loop.in_flight=2")) as trainer:
         trainer.collect()
         with pytest.raises(RunError, match=r"^1 rollouts are in flight"):
-            trainer.play([Job(0)])
+            list(trainer.play([Job(0)]))
 
 
 def on_a_rank(fabric, raw):

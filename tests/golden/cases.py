@@ -248,6 +248,8 @@ MAPPO = (
     )
 )
 
+SEARCH = words("env=cartpole loop=population loop.episodes=1 buffer=rollout num_envs=1 rollout_fragment_length=1")
+SEARCH |= words("train_batch_size=1 replay_ratio=null")
 CASES = {
     "ppo_cartpole": PPO | words("env=cartpole"),
     "ppo_pendulum": PPO | words("env=pendulum algo.kl_coeff=0.0 algo.vf_clip_param=null"),
@@ -285,6 +287,18 @@ CASES = {
     "lingreedy_linear_bandit": BANDIT
     | words("algo=lingreedy exploration=[epsilon_greedy] exploration.epsilon_greedy.epsilon=0.2")
     | words("exploration.epsilon_greedy.ape_x_alpha=null"),
+    "es_cartpole": SEARCH
+    | words("algo=es algo.episodes_per_batch=8 algo.noise_stdev=0.1 algo.stepsize=0.05 algo.optimizer=adam")
+    | words("algo.momentum=0.9 algo.l2_coeff=0.005 algo.return_proc_mode=centered_rank algo.eval_prob=0.1"),
+    "ars_cartpole": SEARCH
+    | words(
+        "algo=ars algo.num_rollouts=4 algo.rollouts_used=2 algo.noise_stdev=0.1 algo.sgd_stepsize=0.05 algo.offset=0.5"
+    )
+    | words("algo.zero_init=false algo.eval_prob=0.1 preprocess.normalize_obs=true"),
+    "cem_cartpole": SEARCH
+    | words(
+        "algo=cem algo.population=6 algo.elite_share=0.34 algo.initial_std=0.5 algo.extra_std=0.1 algo.zero_init=true"
+    ),
     "independent_two_carts": INDEPENDENT,
     "shared_two_carts": SHARED,
     "mappo_two_carts": MAPPO,

@@ -109,7 +109,7 @@ def test_evaluation_plays_exactly_its_episodes_and_disturbs_nothing(tmp_path):
     assert len(first["return"]) == 40
     assert episode_metrics(first)["eval/length_mean"] == episode_metrics(first)["eval/return_mean"] > 1
     after = [generator.get_state() for generator in trainer.ctx.generators.values()], torch.get_rng_state()
-    learner, actor, _ = after[0]
+    learner, actor, *_ = after[0]
     assert torch.equal(before[0][0], learner)
     assert torch.equal(before[0][1], actor)
     assert torch.equal(before[1], after[1])

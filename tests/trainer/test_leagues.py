@@ -64,10 +64,10 @@ def test_two_ranks_learn_as_one(jobs, mine, num_envs):
 
 def too_few(fabric: Any, raw: Any) -> str:
     with closing(build(parse(raw), Path(), fabric)) as trainer, pytest.raises(RunError) as refused:
-        trainer.play([Job(0)], mine=True)
+        list(trainer.play([Job(0)], mine=True))
     return str(refused.value)
 
 
 def test_a_rank_without_a_job_of_its_own_is_refused():
     answers = ranks(2)(too_few, compose([*WORDS, "num_envs=2", "hardware=2cpu"]).raw)
-    assert answers == ["1 jobs for 2 ranks, and mine=True: each must keep one; add jobs"] * 2
+    assert answers == ["mine=True: 1 jobs for 2 ranks; add jobs, so that each has one"] * 2

@@ -67,6 +67,9 @@ class Episodes(Buffer):
         Raises:
             RunError: the open episodes exceed the capacity.
         """
+        if segment.whole:
+            self._add_whole(segment.batch)
+            return
         batch, begin = segment.batch, segment.columns.indices(len(self._open))[0]
         final = np.zeros(batch["valid"].shape, np.bool_)
         final[1:] = ended(batch).numpy()
@@ -74,6 +77,13 @@ class Episodes(Buffer):
         valid[-1] = False
         for b in range(valid.shape[1]):
             self._add(begin + b, tree.take(batch, (slice(None), b)), valid[:, b], final[:, b], first[:, b])
+        self._make_room()
+
+    def _add_whole(self, batch: Batch) -> None:
+        """Keep the episodes of a job, ``[L+1, episodes]``."""
+        for b, length in enumerate(batch["valid"].sum(0).tolist()):
+            self._episodes.append(tree.map(torch.clone, tree.take(batch, (slice(length + 1), b))))
+            self._rows += length + 1
         self._make_room()
 
     def _add(self, column: int, rows: Batch, valid: Any, final: Any, first: Any) -> None:

@@ -99,7 +99,7 @@ class Gymnasium(VecEnv):
         fits = cfg.vectorization == "auto" and has_native(spec, wrapping, ctx.num_envs, cfg.kwargs)
         native = cfg.vectorization == "native" or fits
         if native and not cfg.restart_failed:
-            return make_native(spec, len(ctx.env_ids), cfg.kwargs, **options, **own)
+            return make_native(spec, len(ctx.env_ids), cfg.kwargs, independent=ctx.role == "job", **options, **own)
         return EnvList([make() for _ in ctx.env_ids], **make.offers, **own)
 
 

@@ -16,7 +16,8 @@ from gymnasium.vector import AutoresetMode
 from torch import Tensor
 
 from rlplug import tree
-from rlplug.api import Algorithm, Losses, Segment, Trainable
+from rlplug.api import Algorithm, Job, Losses, Segment, Trainable
+from rlplug.collection.play import OF_EPISODE
 from rlplug.collection.segment import only
 from rlplug.config import RunConfig, compose, default_node, option_names, parse
 from rlplug.context import EnvShard, RunContext
@@ -127,6 +128,10 @@ class History:
     @hookimpl
     def rlplug_collected(self, run: Any, segment: Segment) -> None:
         self.segment = tree.map(torch.clone, segment.batch)
+
+    @hookimpl
+    def rlplug_played(self, run: Any, job: Job, batch: Batch) -> None:
+        self.segment = {key: leaf for key, leaf in batch.items() if key not in OF_EPISODE}
 
     @hookimpl
     def rlplug_updated(self, run: Any, losses: Losses) -> None:

@@ -30,6 +30,8 @@ class Asks(Protocol):
 class Population(Loop):
     """Asks for candidates, lets each play an episode, and tells the algorithm the returns."""
 
+    gives_rows = False
+
     @settings
     class Config:
         pass
@@ -46,8 +48,10 @@ class Population(Loop):
             candidates = cast(Asks, run.algorithm).ask()
             size: int = len(next(tree.leaves(candidates)))
             first = run.progress.updates * size
-            jobs = [Job(first + i, candidate=tree.take(candidates, i), mode="greedy") for i in range(size)]
-            returns = torch.cat([episode["return"] for _, episode in run.play(jobs)])
+            jobs = [Job(first + i, candidate=tree.take(candidates, i), mode="greedy", keys=()) for i in range(size)]
+            returns = torch.empty(size, dtype=torch.float64)
+            for job, episode in run.play(jobs):
+                returns[job.number - first] = episode["return"].mean()
             run.update(candidates | {"return": returns})
 
 

@@ -72,10 +72,15 @@ def test_curiosity_has_nothing_to_reward(capsys, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_batches_of_a_loop_without_rows_are_refused_to_curiosity(capsys, tmp_path, monkeypatch):
-    """Where the algorithm does not say so, at the first update."""
+def test_curiosity_is_refused_for_a_loop_that_gives_no_rows(capsys, tmp_path, monkeypatch):
+    """Also where the algorithm does not say so; and at the first update if the loop does not say so either."""
     monkeypatch.setattr(population.ES, "needs", classmethod(lambda cls, cfg, spec: Needs()))
-    words = (*ES, "total_steps=300", "eval.episodes=1")
-    assert main([*words, "exploration=[icm]", f"hydra.run.dir={tmp_path / 'run'}"]) == 2
+    words = (*ES, "total_steps=300", "eval.episodes=1", "exploration=[icm]")
+    assert main([*words, f"hydra.run.dir={tmp_path / 'run'}"]) == 2
+    said = "exploration.icm: rewards rows that the learner samples, but es learns from no rows with loop=population"
+    assert f"{said}; leave it out" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+    monkeypatch.setattr(population.Population, "gives_rows", True)
+    assert main([*words, f"hydra.run.dir={tmp_path / 'run'}"]) == 2
     said = "exploration.icm: rewards sampled rows, but the loop passes the learner seed, sign, return"
     assert f"{said}; leave it out" in capsys.readouterr().err

@@ -1,0 +1,33 @@
+"""Whole episodes as a stream of segments."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from rlplug import tree
+from rlplug.api import Segment
+from rlplug.types import Batch
+
+
+def stream(played: Batch, columns: int, most: int) -> Iterator[Segment]:
+    """Yield the episodes of a job as segments of a stream, at most ``most`` transitions long.
+
+    Each episode is in the shortest column. A column ends with a row that is not valid, repeated as often as needed.
+
+    Args:
+        played: leaves ``[L+1, episodes, ...]``, padded.
+    """
+    rows: list[list[Batch]] = [[] for _ in range(columns)]
+    lengths = [0] * columns
+    for e, length in enumerate(played["valid"].sum(0).tolist()):
+        b = lengths.index(min(lengths))
+        rows[b].append(tree.take(played, (slice(length + 1), e)))
+        lengths[b] += length + 1
+    final, total = tree.take(rows[0][-1], slice(-1, None)), max(lengths)
+    pads = (tree.map(lambda x, n=n: x.expand(total + 1 - n, *x.shape[1:]), final) for n in lengths)
+    padded = [[*own, pad] for own, pad in zip(rows, pads, strict=True)]
+    joined = tree.map(lambda *leaves: torch.stack(leaves, 1), *map(tree.cat, padded))
+    for t in range(0, total, most):
+        yield Segment(tree.take(joined, slice(t, t + most + 1)), slice(0, columns))

@@ -1,0 +1,57 @@
+"""Deterministic policies whose weights are searched, not differentiated."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from gymnasium.spaces import Box, Discrete
+from torch import Tensor, nn
+
+from rlplug.nn.module import Module
+from rlplug.types import Batch
+
+
+class DirectPolicy(Module):
+    """A network with a linear layer that scores discrete actions, or is the continuous one, clipped to its bounds.
+
+    Args:
+        torso: model with ``out_dim``, which maps an observation to features.
+        action: the space of actions, with bounds of -1 and 1 if it is continuous.
+        zero: begin with a layer of zeros.
+
+    Raises:
+        ValueError: actions are neither discrete nor continuous.
+    """
+
+    def __init__(self, torso: Any, action: Any, zero: bool = False) -> None:
+        super().__init__()
+        if not isinstance(action, Discrete | Box):
+            raise ValueError(f"actions of {action}")
+        self.torso, self.space = torso, action
+        size = int(action.n) if isinstance(action, Discrete) else math.prod(action.shape)
+        self.head = nn.Linear(torso.out_dim, size)
+        if zero:
+            nn.init.zeros_(self.head.weight)
+            nn.init.zeros_(self.head.bias)
+
+    def forward(self, step: Batch, carry: Batch) -> tuple[Tensor, Batch]:
+        """Return the action of each row, ``[B, ...]``, and the carry."""
+        features, carry = self.torso(step["obs"], carry, step["is_first"])
+        out = self.head(features)
+        if isinstance(self.space, Box):
+            return out.clamp(-1.0, 1.0).unflatten(-1, self.space.shape), carry
+        mask = step.get("action_mask")
+        return (out if mask is None else out.masked_fill(~mask, -torch.inf)).argmax(-1), carry
+
+
+def noise_of(seed: int, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return standard normal noise in the shapes of ``like``. It depends on the seed only, and is drawn on the CPU."""
+    source = torch.Generator().manual_seed(seed)
+    flat = torch.randn(sum(x.numel() for x in like.values()), generator=source)
+    pieces = flat.split([x.numel() for x in like.values()])
+    return {
+        name: part.view(x.shape).to(x.device, x.dtype) for (name, x), part in zip(like.items(), pieces, strict=True)
+    }
