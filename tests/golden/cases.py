@@ -228,6 +228,12 @@ CHILD = {key.replace("algo.", "algo.algo.", 1): value for key, value in PPO.item
 CARTS = words("env=two_carts env.agents=2 env.max_episode_steps=30")
 INDEPENDENT = CHILD | CARTS | words("algo=independent algo.algo.name=ppo algo.one_per=agent")
 SHARED = CHILD | CARTS | words("algo=shared algo.algo.name=ppo algo.agent_ids=true")
+LEAGUE = CHILD | words(
+    """
+    algo=league env=tictactoe algo.algo.name=ppo algo.opponents=pfsp algo.pfsp_power=2.0 algo.self_play=0.35 algo.size=3
+    algo.every=4 algo.decay=0.9 algo.elo_k=4.0
+    """
+)
 MAPPO = (
     ON_POLICY
     | CARTS
@@ -282,6 +288,7 @@ CASES = {
     "independent_two_carts": INDEPENDENT,
     "shared_two_carts": SHARED,
     "mappo_two_carts": MAPPO,
+    "league_tictactoe": LEAGUE,
     "reinforce_cartpole": REINFORCE,
     "dqn_bitflip_her": DQN | words("env=bitflip env.size=4 buffer=her buffer.strategy=future buffer.k=4 algo.n_step=2"),
 }
@@ -290,6 +297,6 @@ CASES = {
 def overrides(case: str) -> list[str]:
     """The case as words of a command line."""
     settings = {**ALWAYS, **({} if "model" in CASES[case] else MODEL), **CASES[case]}
-    if CASES[case]["env"] in ("linear_bandit", "bitflip", "two_carts"):  # vectors by themselves
+    if CASES[case]["env"] in ("linear_bandit", "bitflip", "tictactoe", "two_carts"):  # vectors by themselves
         del settings["env.vectorization"]
     return [f"{key}={value}" for key, value in settings.items()]
