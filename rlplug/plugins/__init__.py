@@ -34,6 +34,7 @@ def rlplug_components() -> list[Component]:
         Component("algo", "linucb", "rlplug.plugins.algo.linear_bandit:LinUCB", BANDIT),
         Component("algo", "marwil", "rlplug.plugins.algo.marwil:MARWIL", PLAYED),
         Component("algo", "ppo", "rlplug.plugins.algo.ppo:PPO"),
+        Component("algo", "qmix", "rlplug.plugins.algo.qmix:QMIX"),
         Component("algo", "sac", "rlplug.plugins.algo.sac:SAC"),
         Component("algo", "td3", "rlplug.plugins.algo.ddpg:DDPG"),
         Component("algo", "td3_bc", "rlplug.plugins.algo.ddpg:DDPG", PLAYED),
