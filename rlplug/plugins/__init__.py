@@ -32,6 +32,7 @@ def rlplug_components() -> list[Component]:
         Component("algo", "lingreedy", "rlplug.plugins.algo.linear_bandit:LinGreedy", BANDIT),
         Component("algo", "lints", "rlplug.plugins.algo.linear_bandit:LinTS", BANDIT),
         Component("algo", "linucb", "rlplug.plugins.algo.linear_bandit:LinUCB", BANDIT),
+        Component("algo", "maddpg", "rlplug.plugins.algo.maddpg:MADDPG"),
         Component("algo", "marwil", "rlplug.plugins.algo.marwil:MARWIL", PLAYED),
         Component("algo", "ppo", "rlplug.plugins.algo.ppo:PPO"),
         Component("algo", "qmix", "rlplug.plugins.algo.qmix:QMIX"),
