@@ -9,7 +9,7 @@ is 0 for the critics. ``infer_policies`` is section 4.2: no agent knows the poli
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -28,62 +28,58 @@ from rlplug.types import Batch, ConfigError, EnvSpec, Mode
 
 
 class Agent(NamedTuple):
-    """An agent: its group, its place on the group's agent axis (None: there is no axis), and its spaces."""
+    """An agent of an environment."""
 
     group: str
-    place: int | None
-    name: str
-    obs: Any
-    size: int  # of its action as a vector
-    discrete: bool
+    name: str  # the group's, if it has a single agent without an axis
+    place: int | None  # on the agent axis of its group; None: there is no axis
 
 
 def agents_of(spec: EnvSpec) -> list[Agent]:
     """Return all agents, in the order of groups and places."""
-    found = list[Agent]()
-    for name, group in spec.groups.items():
-        choices = choices_of(group.action)
-        size = sum(choices) if choices else math.prod(group.action.shape or ())
-        for place, agent in enumerate(group.agents or ("",)):
-            found.append(Agent(name, place if agent else None, agent or name, group.obs, size, bool(choices)))
-    return found
+    return [
+        Agent(name, agent or name, place if agent else None)
+        for name, group in spec.groups.items()
+        for place, agent in enumerate(group.agents or ("",))
+    ]
 
 
-class Policy(Module):
-    """Maps an observation to logits of discrete actions, or to continuous actions before tanh: ``[..., size]``."""
+class Net(Module):
+    """The model of a slot and a linear layer: ``[..., *space]`` to ``[..., size]``."""
 
-    def __init__(self, ctx: Context, agent: Agent) -> None:
+    def __init__(self, ctx: Context, slot: str, space: spaces.Space[Any], size: int) -> None:
         super().__init__()
-        self.torso: Model = ctx.build("model", agent.obs)
-        self.out = Linear(self.torso.out_dim, agent.size)
+        self.torso: Model = ctx.build(slot, space)
+        self.out = Linear(self.torso.out_dim, size)
 
-    def forward(self, obs: Any) -> Tensor:
-        return precise(self.out, self.torso(obs, {}, None)[0])
-
-
-class Joint(Module):
-    """A critic: maps the observations and actions of all agents, one vector ``[B, S]``, to ``Q_i [B]``."""
-
-    def __init__(self, ctx: Context, size: int) -> None:
-        super().__init__()
-        self.torso: Model = ctx.build("critic_model", spaces.Box(-torch.inf, torch.inf, (size,)))
-        self.out = Linear(self.torso.out_dim, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return precise(self.out, self.torso(x, {}, None)[0]).squeeze(-1)
+    def forward(self, x: Any) -> Tensor:
+        return precise(self.out, self.torso(x, {}, None)[0])
 
 
 class Player(nn.Module):
-    """The networks of one agent; ``others`` are its estimates of the policies of the others, if it infers them."""
+    """The networks of agent ``own``: a critic of the observations and actions of all, and a policy.
 
-    def __init__(self, ctx: Context, agent: Agent, others: Sequence[Agent], size: int) -> None:
+    With ``infer``, ``policies`` are those of all agents, as this one estimates them. They return logits of discrete
+    actions, or continuous actions before tanh.
+    """
+
+    def __init__(self, ctx: Context, acting: Sequence[tuple[Any, int]], own: int, joint: int, infer: bool) -> None:
         super().__init__()
-        self.actor, self.critic = Policy(ctx, agent), Joint(ctx, size)
-        self.others = nn.ModuleList(Policy(ctx, other) for other in others)
+        self.policies: Any = nn.ModuleList(
+            Net(ctx, "model", *each) for each in (acting if infer else acting[own : own + 1])
+        )
+        self.own = own if infer else 0
+        self.critic = Net(ctx, "critic_model", spaces.Box(-torch.inf, torch.inf, (joint,)), 1)
+
+    @property
+    def actor(self) -> Any:
+        return self.policies[self.own]
 
 
 class MADDPG(Algorithm):
     traceable = True
+    online: Any  # players, by agent
+    target: Any
 
     @settings
     class Config:
@@ -121,38 +117,36 @@ class MADDPG(Algorithm):
     def __init__(self, cfg: Config, ctx: Context) -> None:
         super().__init__()
         self.cfg, self.ctx, self.agents = cfg, ctx, agents_of(ctx.spec)
-        self.flatten = [Flatten(agent.obs) for agent in self.agents]
-        self.sizes = [agent.size for agent in self.agents]
-        size = sum(self.sizes) + sum(flatten.size for flatten in self.flatten)
-
-        def players() -> nn.ModuleList:
-            others = [[other for other in self.agents if other is not agent] for agent in self.agents]
-            infer = zip(self.agents, others, strict=True)
-            return nn.ModuleList(Player(ctx, a, them if cfg.infer_policies else (), size) for a, them in infer)
-
-        self.online, self.target = players(), players()
+        own = [ctx.spec.groups[agent.group] for agent in self.agents]
+        self.discrete = [isinstance(group.action, spaces.Discrete) for group in own]
+        self.flatten = [Flatten(group.obs) for group in own]
+        self.sizes = [sum(choices_of(g.action) or (math.prod(g.action.shape or ()),)) for g in own]
+        policies = [(group.obs, size) for group, size in zip(own, self.sizes, strict=True)]
+        joint = sum(self.sizes) + sum(flatten.size for flatten in self.flatten)
+        self.online, self.target = (
+            nn.ModuleList(Player(ctx, policies, i, joint, cfg.infer_policies) for i in range(len(own)))
+            for _ in range(2)
+        )
         self.target.requires_grad_(False).load_state_dict(self.online.state_dict())
         self.actor_lr, self.critic_lr = ctx.schedule(cfg.actor_lr), ctx.schedule(cfg.critic_lr)
         self.noise = ctx.schedule(cfg.action_noise)
         self.steps: Tensor
         self.register_buffer("steps", torch.zeros((), dtype=torch.long))
 
-    def _each(self) -> Iterator[tuple[int, Agent, Any, Any]]:
-        """Yield number, agent, and its online and target networks."""
-        return zip(range(len(self.agents)), self.agents, self.online, self.target, strict=True)  # type: ignore[arg-type]
-
     def optimizers(self) -> dict[str, Optim]:
         parts = dict[str, Optim]()
-        for _, agent, own, _ in self._each():
+        for agent, own in zip(self.agents, self.online, strict=True):
+            others = (net for net in own.policies if net is not own.actor)
             nets = {"critic": (own.critic, self.critic_lr), "actor": (own.actor, self.actor_lr)}
-            nets |= {"others": (own.others, self.actor_lr)} if self.cfg.infer_policies else {}
+            nets |= {"others": (nn.ModuleList(others), self.actor_lr)} if self.cfg.infer_policies else {}
             for name, (net, lr) in nets.items():
                 adam = Adam(net.parameters(), lr=lr)
                 parts[f"{agent.name}/{name}"] = Optim(adam, self.cfg.grad_clip, self.cfg.grad_clip_by, lr=lr)
         return parts
 
     def actor_keys(self) -> tuple[str, ...]:
-        return tuple(name for name in self.state_dict() if name.startswith("online.") and ".actor." in name)
+        acting = tuple(f"online.{i}.policies.{player.own}." for i, player in enumerate(self.online))
+        return tuple(name for name in self.state_dict() if name.startswith(acting))
 
     def _part(self, batch: Batch, agent: Agent, axis: int, *keys: str) -> Batch:
         """Return an agent's own leaves; those of its group have the agent axis on ``axis``."""
@@ -163,122 +157,107 @@ class MADDPG(Algorithm):
     def _draws(self, columns: int) -> list[Tensor]:
         """Return noise ``[B, size]`` for every agent's action: Gumbel if it is discrete, otherwise standard normal."""
         rand, randn = self.ctx.rand, self.ctx.randn
-        return [gumbel(rand(columns, a.size)) if a.discrete else randn(columns, a.size) for a in self.agents]
+        each = zip(self.discrete, self.sizes, strict=True)
+        return [gumbel(rand(columns, size)) if discrete else randn(columns, size) for discrete, size in each]
+
+    def _action(self, i: int, out: Tensor, noise: Any, mask: Tensor | None) -> Tensor:
+        """Return agent ``i``'s action from its policy's output: a vector ``[B, size]``, one-hot if it is discrete."""
+        return one_hot_max(forbid(out + noise, mask)) if self.discrete[i] else torch.tanh(out)
 
     def act(self, step: Batch, carry: Batch, mode: Mode) -> tuple[Batch, Batch]:
-        """Return the ``action`` of every group. Discrete ones are samples of the policies, unless in greedy mode."""
-        columns, taken = len(step["is_first"]), dict[str, list[Tensor]]()
-        draws = None if mode == "greedy" else self._draws(columns)
-        for i, agent, own, _ in self._each():
-            rows, group = self._part(step, agent, 1, "obs", "action_mask"), self.ctx.spec.groups[agent.group]
-            out, noise = own.actor(rows["obs"]), 0.0 if draws is None else draws[i]
-            out = torch.zeros_like(out) if mode == "random" else out
-            if agent.discrete:
-                action = forbid(out + noise, rows.get("action_mask")).argmax(-1)
+        """Return the ``action`` of every group; discrete ones are samples of the policies, except in greedy mode."""
+        columns, taken, groups = len(step["is_first"]), dict[str, list[Tensor]](), self.ctx.spec.groups
+        for i, (agent, noise) in enumerate(zip(self.agents, self._draws(columns), strict=True)):
+            rows = self._part(step, agent, 1, "obs", "action_mask")
+            out = self.online[i].actor(rows["obs"]) * (mode != "random")
+            action = self._action(i, out, noise * (mode != "greedy"), rows.get("action_mask"))
+            if self.discrete[i]:
+                action = action.argmax(-1)
             else:
-                wide = torch.erf(noise / 2**0.5) if mode == "random" else self.noise * noise  # erf: uniform
-                action = (torch.tanh(out) + wide).clamp(-1.0, 1.0).view(columns, *(group.action.shape or ()))
+                wide = torch.erf(noise / 2**0.5) if mode == "random" else self.noise * noise * (mode == "explore")
+                action = (action + wide).clamp(-1.0, 1.0).view(columns, *(groups[agent.group].action.shape or ()))
             taken.setdefault(agent.group, []).append(action)
-        joint = {
-            name: {"action": torch.stack(taken[name], 1) if group.agents else taken[name][0]}
-            for name, group in self.ctx.spec.groups.items()
-        }
+        joint = {name: {"action": torch.stack(x, 1) if groups[name].agents else x[0]} for name, x in taken.items()}
         return joint if self.ctx.spec.nested else next(iter(joint.values())), carry
 
     def prepare(self, batch: Batch) -> Batch:
         """Return each agent's transition, the joint observations for the critics, and the noise of the policies."""
-        rows, seen, then = dict[str, Batch](), list[Tensor](), list[Tensor]()
-        columns = batch["valid"].shape[1]
-        for (_, agent, *_), noise, following in zip(
-            self._each(), self._draws(columns), self._draws(columns), strict=True
-        ):
+        rows, joint, columns = dict[str, Batch](), list[Tensor](), batch["valid"].shape[1]
+        noise, following = self._draws(columns), self._draws(columns)
+        for i, agent in enumerate(self.agents):
             part = self._part(batch, agent, 2, "obs", "action", "reward", "terminated", "alive", "action_mask")
-            alive, there = part["alive"][0], present(part["alive"], part["terminated"])[1]
-            obs, action = self.flatten[len(seen)](part["obs"]), part["action"][0]
-            if agent.discrete:
-                action = (action.unsqueeze(-1) == torch.arange(agent.size, device=action.device)).float()
+            here, action = present(part["alive"], part["terminated"]), part["action"][0]
+            if self.discrete[i]:
+                action = action.unsqueeze(-1) == torch.arange(self.sizes[i], device=action.device)
             else:
-                action = action.reshape(columns, agent.size).clamp(-1.0, 1.0)  # as executed
-            seen.append(obs[0] * alive.unsqueeze(-1))
-            then.append(obs[1] * there.unsqueeze(-1))
-            masks = {"mask": part["action_mask"][0], "next_mask": part["action_mask"][1]} if "action_mask" in part else {}
-            rows[agent.name] = masks | {
-                "obs": tree.take(part["obs"], 0),
-                "next_obs": tree.take(part["obs"], 1),
-                "action": action * alive.unsqueeze(-1),
-                "reward": torch.where(alive, part["reward"][0], 0.0),
-                "discount": self.cfg.gamma * (alive & ~part["terminated"][0]),
-                "alive": alive,
-                "present": there,
-                "noise": noise,
-                "next_noise": following,
-            }
-        out = {"agents": rows, "seen": torch.cat(seen, -1), "then": torch.cat(then, -1)}
-        return out | {key: batch[key] for key in ("weight",) if key in batch}
-
-    def _next(self, agent: Agent, policy: Any, rows: Batch) -> Tensor:
-        """Sample the action ``[B, size]`` of a target policy in the next row; 0 if the agent is not present."""
-        out = policy(rows["next_obs"])
-        if agent.discrete:
-            action = one_hot_max(forbid(out + rows["next_noise"], rows.get("next_mask")))
-        else:
-            action = torch.tanh(out)
-        return action * rows["present"].unsqueeze(-1)
+                action = action.reshape(columns, -1).clamp(-1.0, 1.0)  # as executed
+            joint.append(self.flatten[i](part["obs"]) * here.unsqueeze(-1))
+            alive = part["alive"][0]
+            own = {"alive": alive, "present": here[1], "noise": noise[i], "next_noise": following[i]}
+            own |= {"action": action * alive.unsqueeze(-1), "reward": torch.where(alive, part["reward"][0], 0.0)}
+            own["discount"] = self.cfg.gamma * (alive & ~part["terminated"][0])
+            for key in ("obs", "action_mask"):
+                if key in part:
+                    own |= {key: tree.take(part[key], 0), f"next_{key}": tree.take(part[key], 1)}
+            rows[agent.name] = own
+        seen, then = torch.cat(joint, -1)
+        return {"agents": rows, "seen": seen, "then": then} | {key: batch[key] for key in ("weight",) if key in batch}
 
     def forward(self, batch: Batch, parts: Sequence[str]) -> Losses:
         """Compute all losses in one graph; every parameter gets the gradient of its own loss only."""
         losses, cfg, rows = Losses({}), self.cfg, [batch["agents"][agent.name] for agent in self.agents]
         acted, alive = [own["action"] for own in rows], torch.stack([own["alive"] for own in rows])
-        weight, errors, values = batch.get("weight", 1.0), list[Tensor](), list[Tensor]()
-        for i, agent, own, target in self._each():
+        errors, values = list[Tensor](), list[Tensor]()
+        for i, (agent, player) in enumerate(zip(self.agents, self.online, strict=True)):
+            own = rows[i]
             if f"{agent.name}/critic" in parts:  # equation 6
                 with torch.no_grad():
-                    following = target.critic(torch.cat([batch["then"], *self._following(i, rows)], -1))
-                    goal = rows[i]["reward"] + rows[i]["discount"] * following
-                q = own.critic(torch.cat([batch["seen"], *acted], -1))
-                error = (q - goal) * alive[i]
+                    inputs = torch.cat([batch["then"], *self._following(i, rows)], -1)
+                    target = own["reward"] + own["discount"] * self.target[i].critic(inputs).squeeze(-1)
+                q = player.critic(torch.cat([batch["seen"], *acted], -1)).squeeze(-1)
+                error = (q - target) * own["alive"]
                 loss = huber(error) if cfg.td_error_loss_fn == "huber" else 0.5 * error.square()
-                losses.terms[f"{agent.name}/critic"] = loss * weight
+                losses.terms[f"{agent.name}/critic"] = loss * batch["weight"] if "weight" in batch else loss
                 errors.append(error.detach().abs())
-                values.append(q.detach() * alive[i])
+                values.append(q.detach() * own["alive"])
             if f"{agent.name}/actor" in parts:  # equation 5
-                out = own.actor(rows[i]["obs"])
+                out = player.actor(own["obs"])
                 action = torch.tanh(out)
-                if agent.discrete:
-                    hard, mask = cfg.relaxation == "straight_through", rows[i].get("mask")
-                    action = relaxed_one_hot(out + rows[i]["noise"], cfg.temperature, hard, mask)
-                played = [*acted[:i], action * alive[i].unsqueeze(-1), *acted[i + 1 :]]
-                value = frozen(own.critic)(torch.cat([batch["seen"], *played], -1))
-                losses.terms[f"{agent.name}/actor"] = (cfg.output_reg * out.square().mean(-1) - value) * alive[i]
+                if self.discrete[i]:
+                    hard, mask = cfg.relaxation == "straight_through", own.get("action_mask")
+                    action = relaxed_one_hot(out + own["noise"], cfg.temperature, hard, mask)
+                played = [*acted[:i], action * own["alive"].unsqueeze(-1), *acted[i + 1 :]]
+                value = frozen(player.critic)(torch.cat([batch["seen"], *played], -1)).squeeze(-1)
+                losses.terms[f"{agent.name}/actor"] = (cfg.output_reg * out.square().mean(-1) - value) * own["alive"]
             if f"{agent.name}/others" in parts:  # equation 7
-                losses.terms[f"{agent.name}/others"] = self._inference(i, own.others, rows)
-        if errors:
+                terms = [self._inference(k, net, rows[k]) for k, net in enumerate(player.policies) if k != i]
+                losses.terms[f"{agent.name}/others"] = torch.stack(terms).sum(0)
+        if errors:  # means over the agents alive
             count = alive.sum(0).clamp(min=1)
             losses.metrics = {"q": torch.stack(values).sum(0) / count, "td_error": torch.stack(errors).sum(0) / count}
             losses.feedback = {"priority": losses.metrics["td_error"]}
         return losses
 
     def _following(self, i: int, rows: list[Batch]) -> list[Tensor]:
-        """Sample all agents' next actions by the target policies, or by agent ``i``'s estimates of the others'."""
-        others = iter(self.target[i].others) if self.cfg.infer_policies else None
-        policies = [p.actor if others is None or k == i else next(others) for k, _, _, p in self._each()]
-        return [self._next(*three) for three in zip(self.agents, policies, rows, strict=True)]
+        """Sample all agents' actions in the next row by the target policies, or as agent ``i`` estimates them."""
+        inferred, found = self.cfg.infer_policies, list[Tensor]()
+        policies = self.target[i].policies if inferred else [player.actor for player in self.target]
+        for k, (policy, own) in enumerate(zip(policies, rows, strict=True)):
+            action = self._action(k, policy(own["next_obs"]), own["next_noise"], own.get("next_action_mask"))
+            found.append(action * own["present"].unsqueeze(-1))
+        return found
 
-    def _inference(self, i: int, others: Any, rows: list[Batch]) -> Tensor:
-        """Return the negative log-likelihood of the others' actions, less their entropy; of continuous ones the MSE."""
-        total = torch.zeros_like(rows[i]["reward"])
-        those = [k for k in range(len(rows)) if k != i]
-        for k, policy in zip(those, others, strict=True):
-            out, action = policy(rows[k]["obs"]), rows[k]["action"]
-            if self.agents[k].discrete:
-                logp = forbid(out, rows[k].get("mask")).log_softmax(-1)
-                loss = ((self.cfg.inference_entropy * logp.exp() - action) * logp).sum(-1)
-            else:
-                loss = (torch.tanh(out) - action).square().mean(-1)
-            total = total + loss * rows[k]["alive"]
-        return total
+    def _inference(self, k: int, policy: Any, rows: Batch) -> Tensor:
+        """Compute the loss ``[B]`` of an estimate of agent ``k``'s policy.
+
+        It is the negative log-likelihood less the entropy's share; of continuous actions, the mean squared error.
+        """
+        out, action = policy(rows["obs"]), rows["action"]
+        if not self.discrete[k]:
+            return (torch.tanh(out) - action).square().mean(-1) * rows["alive"]
+        logp = forbid(out, rows.get("action_mask")).log_softmax(-1)
+        return ((self.cfg.inference_entropy * logp.exp() - action) * logp).sum(-1) * rows["alive"]
 
     def after_step(self, parts: Sequence[str], losses: Losses, learner: Learner) -> None:
         self.steps += 1
-        due = self.steps % self.cfg.target_network_update_freq == 0
-        polyak_(self.target, self.online, self.cfg.tau, due)
+        polyak_(self.target, self.online, self.cfg.tau, self.steps % self.cfg.target_network_update_freq == 0)

@@ -39,8 +39,8 @@ def _choices(ctx: Context, name: str) -> tuple[list[int], int]:
 class EpsilonGreedy(Exploration):
     """With probability epsilon, samples all parts of an action uniformly from the allowed ones.
 
-    Every agent of a group explores by itself. With ``ape_x_alpha``, environment ``i`` of ``N`` has ``epsilon^(1 + alpha i / (N - 1))``
-    (Horgan et al. 2018, arXiv:1803.00933, section 4).
+    Every agent explores by itself. With ``ape_x_alpha``, environment ``i`` of ``N`` has
+    ``epsilon^(1 + alpha i / (N - 1))`` (Horgan et al. 2018, arXiv:1803.00933, section 4).
 
     Raises:
         ConfigError: actions are not discrete, or ``ape_x_alpha`` is set for one environment.
@@ -76,7 +76,7 @@ class EpsilonGreedy(Exploration):
     def perturb(self, out: Batch, step: Batch, carry: Batch) -> tuple[Batch, Batch]:
         action = out["action"]
         noise = self.ctx.rand(*action.shape[: self.axes], 1 + sum(self.sizes))
-        explores = (noise[..., 0].T < self.epsilons()).T
+        explores = (self.epsilons() > noise[..., 0].T).T
         if host.reads_freely(explores) and not explores.any():
             return out, carry
         random = best(noise[..., 1:], step.get("action_mask"), self.sizes, action)
