@@ -16,7 +16,7 @@ def best(scores: Tensor, mask: Tensor | None, sizes: list[int], like: Tensor) ->
     """Return the allowed choice with the highest score in every part of an action.
 
     Args:
-        scores: ``[B, sum(sizes)]``, or of agents ``[B, N, sum(sizes)]``, part by part, without NaN.
+        scores: ``[B, sum(sizes)]``, part by part, without NaN.
         mask: shaped like ``scores``; allows at least one choice in every part.
         like: actions ``[B, ...]`` with the shape and dtype of the result.
     """
@@ -25,29 +25,17 @@ def best(scores: Tensor, mask: Tensor | None, sizes: list[int], like: Tensor) ->
     return torch.stack([part.argmax(-1) for part in scores.split(sizes, -1)], -1).view(like.shape).to(like.dtype)
 
 
-def _choices(ctx: Context, name: str) -> tuple[list[int], int]:
-    """Return the sizes of an action's parts, and the number of leading axes of an action: columns, and agents."""
-    group, *others = ctx.spec.groups.values()
-    if others:
-        raise ConfigError(f"exploration.{name}", f"supports one group of agents, not {', '.join(ctx.spec.groups)}")
-    sizes = choices_of(group.action)
-    if sizes is None:
-        raise ConfigError(f"exploration.{name}", f"chooses among discrete actions, but the actions are {group.action}")
-    return sizes, 1 + bool(group.agents)
-
-
 class EpsilonGreedy(Exploration):
     """With probability epsilon, samples all parts of an action uniformly from the allowed ones.
 
-    Every agent explores by itself. With ``ape_x_alpha``, environment ``i`` of ``N`` has
-    ``epsilon^(1 + alpha i / (N - 1))`` (Horgan et al. 2018, arXiv:1803.00933, section 4).
+    With ``ape_x_alpha``, environment ``i`` of ``N`` has ``epsilon^(1 + alpha i / (N - 1))``
+    (Horgan et al. 2018, arXiv:1803.00933, section 4).
 
     Raises:
         ConfigError: actions are not discrete, or ``ape_x_alpha`` is set for one environment.
     """
 
     traceable = True
-    knows_agents = True
 
     @settings
     class Config:
@@ -56,11 +44,16 @@ class EpsilonGreedy(Exploration):
 
     def __init__(self, cfg: Config, ctx: Context) -> None:
         super().__init__()
+        space = ctx.spec.single_agent.action
+        sizes = choices_of(space)
+        if sizes is None:
+            raise ConfigError(
+                "exploration.epsilon_greedy", f"chooses among discrete actions, but the actions are {space}"
+            )
         if cfg.ape_x_alpha is not None and ctx.num_envs == 1:
             said = "1 environment would get the largest of Ape-X's epsilons and always explore; use 2 or more"
             raise ConfigError("num_envs", said)
-        self.ctx, self.alpha = ctx, cfg.ape_x_alpha
-        self.sizes, self.axes = _choices(ctx, "epsilon_greedy")
+        self.ctx, self.sizes, self.alpha = ctx, sizes, cfg.ape_x_alpha
         self.epsilon = ctx.schedule(cfg.epsilon)
 
     def noise_by_env(self) -> Tensor | None:
@@ -75,23 +68,22 @@ class EpsilonGreedy(Exploration):
 
     def perturb(self, out: Batch, step: Batch, carry: Batch) -> tuple[Batch, Batch]:
         action = out["action"]
-        noise = self.ctx.rand(*action.shape[: self.axes], 1 + sum(self.sizes))
-        explores = (self.epsilons() > noise[..., 0].T).T
+        noise = self.ctx.rand(len(action), 1 + sum(self.sizes))
+        explores = noise[:, 0] < self.epsilons()
         if host.reads_freely(explores) and not explores.any():
             return out, carry
-        random = best(noise[..., 1:], step.get("action_mask"), self.sizes, action)
-        explores = explores.view(*explores.shape, *(1 for _ in action.shape[self.axes :]))
+        random = best(noise[:, 1:], step.get("action_mask"), self.sizes, action)
+        explores = explores.view(-1, *(1 for _ in action.shape[1:]))
         return out | {"action": torch.where(explores, random, action)}, carry
 
 
 class Boltzmann(Exploration):
     """Samples allowed actions with probabilities ``softmax(q / temperature)`` (Sutton 1990).
 
-    For algorithms whose ``act`` returns ``q [B, A]``, or ``[B, N, A]`` of agents, in the layout of ``action_mask``.
+    For algorithms whose ``act`` returns ``q [B, A]``, in the layout of ``action_mask``.
     """
 
     traceable = True
-    knows_agents = True
     overrides_action = True
 
     @settings
@@ -100,20 +92,22 @@ class Boltzmann(Exploration):
 
     def __init__(self, cfg: Config, ctx: Context) -> None:
         super().__init__()
-        self.ctx = ctx
-        self.sizes, self.axes = _choices(ctx, "boltzmann")
+        space = ctx.spec.single_agent.action
+        sizes = choices_of(space)
+        if sizes is None:
+            raise ConfigError("exploration.boltzmann", f"chooses among discrete actions, but the actions are {space}")
+        self.ctx, self.sizes = ctx, sizes
         self.temperature = ctx.schedule(cfg.temperature)
 
     def perturb(self, out: Batch, step: Batch, carry: Batch) -> tuple[Batch, Batch]:
         action, size = out["action"], sum(self.sizes)
         q: Tensor | None = out.get("q")
-        lead = action.shape[: self.axes]
-        if q is None or q.shape != (*lead, size):
+        if q is None or q.shape != (len(action), size):
             said = "gives none" if q is None else f"gives {list(q.shape[1:])} of them"
             raise ConfigError(
                 "exploration.boltzmann",
                 f"draws by the values of {size} actions, but this algorithm {said}; use algo=dqn",
             )
-        noise = self.ctx.rand(*lead, size).clamp_min(torch.finfo(q.dtype).tiny)
+        noise = self.ctx.rand(len(action), size).clamp_min(torch.finfo(q.dtype).tiny)
         gumbel = -(-noise.log()).clamp_min(torch.finfo(q.dtype).tiny).log()
         return out | {"action": best(q / self.temperature + gumbel, step.get("action_mask"), self.sizes, action)}, carry
