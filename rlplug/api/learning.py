@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeAlias
 
 import torch
@@ -49,12 +49,17 @@ class Context(Protocol):
         """Build the model of a slot such as ``critic_model`` (if empty: ``model``), or of a ``ModelNode`` option."""
         ...
 
-    def child(self, spec: EnvSpec, needs: Needs | None = None) -> Context:
+    def child(
+        self, spec: EnvSpec, needs: Needs | None = None, *, agents: int = 1, models: Mapping[str, Any] | None = None
+    ) -> Context:
         """Return the context of an algorithm inside an algorithm, ``cfg.<option>.build(ctx.child(spec))``.
 
         Args:
             spec: spaces of the child.
             needs: needs of the child; None: those of this algorithm.
+            agents: agents of every environment that the child acts for. They are columns of the child, next to each
+                other: ``num_envs``, ``env_ids``, ``batch_size`` and the rows of random draws are this many times more.
+            models: the child's own models by slot, which replace those of this algorithm.
         """
         ...
 
@@ -271,7 +276,7 @@ class Exploration(Trainable):
     """Exploration module: changes actions (``perturb``, ``perturb_weights``) or rewards (``intrinsic_reward``)."""
 
     overrides_action: ClassVar[bool] = False  # ``perturb`` ignores its input action, so it has to come first
-    knows_agents: ClassVar[bool] = False  # also supports multi-agent environments
+    knows_agents: ClassVar[bool] = False  # supports several agents itself; else each group gets a module of its own
 
     @classmethod
     def reads(cls, cfg: Any, spec: EnvSpec) -> tuple[str, ...]:

@@ -185,7 +185,11 @@ REFUSED = {
     "sac": (("algo=sac", "env=signals"), "env", SIGNAL),
     "reinforce": (("algo=reinforce", "env=carts"), "env", CARTS),
     "qmix": (("algo=qmix", "env=signals"), "env", "one group of agents"),
-    "exploration": (("algo=qmix", "env=two_step", "exploration=icm"), "exploration.icm", "supports only one agent"),
+    "exploration": (
+        ("algo=independent_dqn", "env=carts", "exploration=parameter_noise"),
+        "exploration.parameter_noise",
+        "the weights of one agent, but the environment has several",
+    ),
     "reward": (
         ("algo=independent", "env=carts", "preprocess.normalize_reward=true"),
         "preprocess.normalize_reward",
