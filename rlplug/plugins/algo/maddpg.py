@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
 from rlplug import tree
+from rlplug.agents import agents_of, merge, view
 from rlplug.api import Algorithm, Clip, Context, Learner, Losses, Model, Needs, Optim, Window
 from rlplug.functional.mixing import present
 from rlplug.functional.relaxed import gumbel, one_hot_max, relaxed_one_hot
@@ -25,23 +26,6 @@ from rlplug.functional.td import forbid, huber
 from rlplug.nn import Adam, Flatten, Linear, Module, choices_of, frozen, precise
 from rlplug.settings import NonNegativeFloat, PositiveFloat, PositiveInt, Scheduled, UnitFloat, option, settings
 from rlplug.types import Batch, ConfigError, EnvSpec, Mode
-
-
-class Agent(NamedTuple):
-    """An agent of an environment."""
-
-    group: str
-    name: str  # the group's, if it has a single agent without an axis
-    place: int | None  # on the agent axis of its group; None: there is no axis
-
-
-def agents_of(spec: EnvSpec) -> list[Agent]:
-    """Return all agents, in the order of groups and places."""
-    return [
-        Agent(name, agent or name, place if agent else None)
-        for name, group in spec.groups.items()
-        for place, agent in enumerate(group.agents or ("",))
-    ]
 
 
 class Net(Module):
@@ -148,12 +132,6 @@ class MADDPG(Algorithm):
         acting = tuple(f"online.{i}.policies.{player.own}." for i, player in enumerate(self.online))
         return tuple(name for name in self.state_dict() if name.startswith(acting))
 
-    def _part(self, batch: Batch, agent: Agent, axis: int, *keys: str) -> Batch:
-        """Return an agent's own leaves; those of its group have the agent axis on ``axis``."""
-        rows = batch[agent.group] if self.ctx.spec.nested else batch
-        rows = {key: rows[key] for key in keys if key in rows}
-        return rows if agent.place is None else tree.map(lambda x: x.select(axis, agent.place), rows)
-
     def _draws(self, columns: int) -> list[Tensor]:
         """Return noise ``[B, size]`` for every agent's action: Gumbel if it is discrete, otherwise standard normal."""
         rand, randn = self.ctx.rand, self.ctx.randn
@@ -166,26 +144,25 @@ class MADDPG(Algorithm):
 
     def act(self, step: Batch, carry: Batch, mode: Mode) -> tuple[Batch, Batch]:
         """Return the ``action`` of every group; discrete ones are samples of the policies, except in greedy mode."""
-        columns, taken, groups = len(step["is_first"]), dict[str, list[Tensor]](), self.ctx.spec.groups
-        for i, (agent, noise) in enumerate(zip(self.agents, self._draws(columns), strict=True)):
-            rows = self._part(step, agent, 1, "obs", "action_mask")
+        spec, outs, draws = self.ctx.spec, dict[str, Batch](), self._draws(len(step["is_first"]))
+        for i, (agent, noise) in enumerate(zip(self.agents, draws, strict=True)):
+            rows = view(step, spec, [agent])
             out = self.online[i].actor(rows["obs"]) * (mode != "random")
             action = self._action(i, out, noise * (mode != "greedy"), rows.get("action_mask"))
             if self.discrete[i]:
                 action = action.argmax(-1)
             else:
                 wide = torch.erf(noise / 2**0.5) if mode == "random" else self.noise * noise * (mode == "explore")
-                action = (action + wide).clamp(-1.0, 1.0).view(columns, *(groups[agent.group].action.shape or ()))
-            taken.setdefault(agent.group, []).append(action)
-        joint = {name: {"action": torch.stack(x, 1) if groups[name].agents else x[0]} for name, x in taken.items()}
-        return joint if self.ctx.spec.nested else next(iter(joint.values())), carry
+                action = (action + wide).clamp(-1.0, 1.0).view(-1, *(spec.groups[agent.group].action.shape or ()))
+            outs[agent.name] = {"action": action}
+        return merge(outs, {agent.name: [agent] for agent in self.agents}, spec), carry
 
     def prepare(self, batch: Batch) -> Batch:
         """Return each agent's transition, the joint observations for the critics, and the noise of the policies."""
         rows, joint, columns = dict[str, Batch](), list[Tensor](), batch["valid"].shape[1]
         noise, following = self._draws(columns), self._draws(columns)
         for i, agent in enumerate(self.agents):
-            part = self._part(batch, agent, 2, "obs", "action", "reward", "terminated", "alive", "action_mask")
+            part = view(batch, self.ctx.spec, [agent])
             here, action = present(part["alive"], part["terminated"]), part["action"][0]
             if self.discrete[i]:
                 action = action.unsqueeze(-1) == torch.arange(self.sizes[i], device=action.device)

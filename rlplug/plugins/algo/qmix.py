@@ -17,6 +17,7 @@ from gymnasium import spaces
 from torch import Tensor
 
 from rlplug import tree
+from rlplug.agents import fold, unfold
 from rlplug.api import Algorithm, Clip, Context, Learner, Losses, Model, Needs, Optim, Window
 from rlplug.functional.mixing import present, team_reward
 from rlplug.functional.priorities import sequence_priority
@@ -60,8 +61,7 @@ class Team(Module):
         if "last_action" in self.more:  # none where an agent begins
             before = rows["prev_action"].unsqueeze(-1) == torch.arange(self.actions, device=first.device)
             obs["last_action"] = (before & ~first.unsqueeze(-1)).float()
-        axis = first.ndim - 2
-        return tree.map(lambda x: x.flatten(axis, axis + 1), {"obs": obs, "is_first": first})
+        return fold({"obs": obs, "is_first": first}, first.ndim - 2)
 
     def forward(self, features: Tensor) -> Tensor:
         """Map features ``[..., B * N, F]`` to values ``[..., B, N, A]``."""
@@ -148,21 +148,20 @@ class QMIX(Algorithm):
         return tuple(name for name in self.state_dict() if not name.startswith(other))
 
     def initial_carry(self, n: int) -> Batch:
-        return tree.map(lambda x: x.unflatten(0, (n, self.agents)), self.online.torso.initial_carry(n * self.agents))
+        return unfold(self.online.torso.initial_carry(n * self.agents), self.agents)
 
     def act(self, step: Batch, carry: Batch, mode: Mode) -> tuple[Batch, Batch]:
         """Return ``action [B, N]`` and ``q [B, N, A]``; masked actions have the smallest finite value."""
-        rows, folded = self.online.inputs(step), tree.map(lambda x: x.flatten(0, 1), carry)
-        features, after = self.online.torso(rows["obs"], folded, rows["is_first"])
+        rows = self.online.inputs(step)
+        features, after = self.online.torso(rows["obs"], fold(carry), rows["is_first"])
         q = forbid(self.online(features), step.get("action_mask"))
         if mode == "random":
             q = forbid(self.ctx.rand(*q.shape), step.get("action_mask"))
-        return {"action": q.argmax(-1), "q": q}, tree.map(lambda x: x.unflatten(0, (-1, self.agents)), after)
+        return {"action": q.argmax(-1), "q": q}, unfold(after, self.agents)
 
     def _unroll(self, network: Team, batch: Batch, burn_in: int = 0) -> Tensor:
         """Compute the values ``[L + n, B, N, A]`` of all rows after the burn-in."""
-        carry = tree.map(lambda x: x.flatten(0, 1), carry_before(batch))
-        return network(unroll(network.torso, network.inputs(batch), carry, burn_in))
+        return network(unroll(network.torso, network.inputs(batch), fold(carry_before(batch)), burn_in))
 
     def _state(self, batch: Batch) -> Tensor | None:
         """Return QMIX's input ``[..., S]``: the global state, otherwise the observations of the agents present."""
