@@ -165,7 +165,7 @@ class MADDPG(Algorithm):
             part = view(batch, self.ctx.spec, [agent])
             here, action = present(part["alive"], part["terminated"]), part["action"][0]
             if self.discrete[i]:
-                action = action.unsqueeze(-1) == torch.arange(self.sizes[i], device=action.device)
+                action = (action.unsqueeze(-1) == torch.arange(self.sizes[i], device=action.device)).float()
             else:
                 action = action.reshape(columns, -1).clamp(-1.0, 1.0)  # as executed
             joint.append(self.flatten[i](part["obs"]) * here.unsqueeze(-1))
