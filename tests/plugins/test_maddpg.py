@@ -41,7 +41,7 @@ def make(of: EnvSpec = SPEC, run: Any = None, **changes: Any) -> MADDPG:
 
 
 def sample() -> Any:
-    """Transitions in which scouts terminate, are truncated, have left before, or come next; undefined rewards are NaN."""
+    """Transitions in which scouts terminate, are truncated, have left before, or come next; undefined rewards: NaN."""
     g = torch.Generator().manual_seed(1)
 
     def normal(*shape: int) -> Tensor:

@@ -252,7 +252,7 @@ def test_random_actions_are_allowed_and_advance_the_state():
     algorithm = make("gru", run={"num_envs": 7})
     batch = sample(algorithm)
     step = {key: batch[key][0] for key in ("obs", "action_mask", "prev_action", "agent_is_first", "is_first")}
-    greedy, after = algorithm.act(step, algorithm.initial_carry(7), "greedy")
+    _, after = algorithm.act(step, algorithm.initial_carry(7), "greedy")
     drawn = [algorithm.act(step, algorithm.initial_carry(7), "random") for _ in range(30)]
     counts = sum(torch.nn.functional.one_hot(out["action"], A) for out, _ in drawn)
     assert torch.equal(counts > 0, step["action_mask"] & (counts > 0))
