@@ -1,7 +1,7 @@
 """Pure torch functions, each with its source. They depend on no network, environment or run."""
 
 from rlplug.functional.distributional import kl_divergence, project
-from rlplug.functional.mixing import monotonic, present, team_reward
+from rlplug.functional.mixing import present, team_reward
 from rlplug.functional.policy_gradient import adapt_kl_coeff, clipped_surrogate, clipped_value_loss
 from rlplug.functional.priorities import sequence_priority
 from rlplug.functional.returns import discounted_sum, gae, n_step, reverse_scan
@@ -25,7 +25,6 @@ __all__ = [
     "huber",
     "inverse_rescale",
     "kl_divergence",
-    "monotonic",
     "n_step",
     "n_step_rows",
     "n_step_segment",

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Literal, TypeAlias
 
 from torch import Tensor, nn
+from torch.nn.functional import elu
 
-from rlplug.functional.mixing import monotonic
 from rlplug.nn.mlp import MLP, Linear, precise
 from rlplug.nn.module import Module
 
@@ -33,7 +33,8 @@ class SumMixer(Module):
 class MonotonicMixer(Module):
     """QMIX, Rashid et al. 2018 (arXiv:1803.11485), section 4.1: hypernetworks of the state produce the weights.
 
-    The absolute value is taken of weights, not of biases. The last bias comes from a network with a hidden layer.
+    ``Q_tot = |w2| elu(|w1| q + b1) + b2`` never falls when the value of an agent rises. The absolute value is taken of
+    weights, not of biases. The last bias comes from a network with a hidden layer.
 
     Args:
         agents: number of agents.
@@ -57,7 +58,8 @@ class MonotonicMixer(Module):
     def forward(self, q: Tensor, state: Tensor) -> Tensor:
         """Map ``q [..., N]`` and ``state [..., S]`` to ``Q_tot [...]``."""
         w1, b1, w2, b2 = (precise(net, state) for net in (self.w1, self.b1, self.w2, self.b2))
-        return monotonic(q, w1.unflatten(-1, self.shape), b1, w2, b2.squeeze(-1))
+        hidden = elu((q.unsqueeze(-1) * w1.unflatten(-1, self.shape).abs()).sum(-2) + b1)
+        return (hidden * w2.abs()).sum(-1) + b2.squeeze(-1)
 
 
 def mixer_for(

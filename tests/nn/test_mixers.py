@@ -4,8 +4,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from rlplug.functional.mixing import monotonic
-from rlplug.nn import MonotonicMixer, mixer_for
+from rlplug.nn import Linear, MonotonicMixer, mixer_for
 
 
 def drawn(*shape: int, scale: float = 3.0) -> torch.Tensor:
@@ -24,12 +23,22 @@ def test_the_hypernetworks_mixer_is_monotone_in_every_state(hiddens):
     assert len(slope.unique()) > 500  # it depends on the state
 
 
-def test_its_weights_come_from_the_state():
-    torch.manual_seed(1)
-    mixer, state, q = MonotonicMixer(2, 3, 4), drawn(6, 3), drawn(6, 2)
-    layers = [mixer.w1(state).view(6, 2, 4), mixer.b1(state), mixer.w2(state), mixer.b2(state)[:, 0]]
-    assert_close(mixer(q, state), monotonic(q, *layers))
-    assert sum(p.numel() for p in mixer.b2.parameters()) == 3 * 4 + 4 + 4 + 1  # a hidden layer, and one number
+def test_its_weights_come_from_the_state_and_only_biases_may_be_negative():
+    mixer, q = MonotonicMixer(2, 3, 2), torch.tensor([[2.0, -1.0]])
+    for net, out in (
+        (mixer.w1, [1.0, -0.5, 2.0, 0.0]),
+        (mixer.b1, [0.5, -3.0]),
+        (mixer.w2, [-3.0, 4.0]),
+        (mixer.b2, [-7.0]),
+    ):
+        last = net if isinstance(net, Linear) else net[-1]
+        with torch.no_grad():
+            last.weight.zero_()
+            last.bias.copy_(torch.tensor(out))
+    # hidden: elu([2 * 1 - 1 * 2 + 0.5, 2 * 0.5 - 0 - 3]) = [0.5, exp(-2) - 1]
+    expected = 3.0 * 0.5 + 4.0 * (torch.exp(torch.tensor(-2.0)) - 1.0) - 7.0
+    assert_close(mixer(q, drawn(1, 3)), expected[None])
+    assert sum(p.numel() for p in mixer.b2.parameters()) == 3 * 2 + 2 + 2 + 1  # a hidden layer, and one number
 
 
 def test_vdn_is_the_sum_and_none_keeps_agents_apart():
