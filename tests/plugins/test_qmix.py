@@ -248,6 +248,22 @@ def test_acting_unrolls_what_the_learner_unrolls():
     assert_close(torch.stack(values), expected, atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.parametrize("mixer", ["qmix", "none"])
+def test_the_value_of_a_row_is_that_of_the_best_allowed_actions(mixer):
+    algorithm = make("gru", mixer=mixer)
+    batch = sample(algorithm)
+    with torch.no_grad():
+        found = algorithm.values(batch)
+        for t, b in ((0, 0), (1, 1), (1, 2), (1, 4)):  # all; one terminated; one truncated; all terminated
+            best = torch.zeros(N)
+            for i in range(N):
+                if batch["alive"][t, b, i] or (t and not batch["terminated"][t - 1, b, i]):
+                    q = rolled(algorithm, algorithm.online, batch, b, i)[t]
+                    best[i] = q[batch["action_mask"][t, b, i]].max()
+            mixed = algorithm.online.mixer(best, batch["state"][t, b]) if mixer == "qmix" else best.mean()
+            assert_close(found[t, b], mixed, atol=1e-5, rtol=1e-4)
+
+
 def test_random_actions_are_allowed_and_advance_the_state():
     algorithm = make("gru", run={"num_envs": 7})
     batch = sample(algorithm)
