@@ -206,7 +206,7 @@ def evaluate(
         else:
             job = replace(evaluator.job, mode=mode)
             played = evaluator.noted(evaluator.play(job, checkpoint.steps))
-            metrics = episode_metrics(played)
+            metrics = episode_metrics(played, ctx.spec)
             if files is not None:
                 files.add_all(played)
     extremes = {f"eval/return_{name}": getattr(played["return"], name)().item() for name in ("min", "max")}

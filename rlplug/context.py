@@ -50,7 +50,7 @@ def needs_of(
         ConfigError: one of them cannot serve these spaces, or the algorithm does not support recurrent models.
     """
     needs: Needs = algo.needs(spec)
-    needs = algo.needs(needs, member="recurrent") if any(model.cls.recurrent for model in models) else needs
+    needs = algo.recurrent(needs) if any(model.cls.recurrent for model in models) else needs
     read = (key for reader in readers for key in reader.reads(spec))
     needs = replace(needs, keys=tuple(dict.fromkeys((*needs.keys, *read))))
     return replace(needs, recorded=recorded_keys(spec, needs)) if recorded else needs

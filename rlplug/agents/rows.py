@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from rlplug import tree
 from rlplug.types import Batch, ConfigError, EnvSpec, Group, Tree
@@ -80,6 +81,12 @@ def fold(tree_: Tree, axis: int = 0) -> Tree:
 def unfold(tree_: Tree, agents: int, axis: int = 0) -> Tree:
     """Undo ``fold``: leaves ``[..., B*N, ...]`` to ``[..., B, N, ...]``."""
     return tree.map(lambda x: x.unflatten(axis, (-1, agents)), tree_)
+
+
+def with_ids(x: Tensor, agents: int) -> Tensor:
+    """Append the one-hot code of every row's agent to vectors of a view, ``[..., B*N, F]`` to ``[..., B*N, F + N]``."""
+    codes = torch.eye(agents, dtype=x.dtype, device=x.device).repeat(x.shape[-2] // agents, 1)
+    return torch.cat([x, codes.expand(*x.shape[:-1], agents)], -1)
 
 
 def view(batch: Batch, spec: EnvSpec, agents: Sequence[Agent]) -> Batch:

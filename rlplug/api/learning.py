@@ -23,6 +23,7 @@ class Context(Protocol):
 
     spec: EnvSpec
     needs: Needs
+    slots: Mapping[str, Any]  # chosen models by slot, with their class ``cls``
     device: torch.device
     total_steps: int
     rollout_length: int  # rollout length per environment
@@ -250,7 +251,7 @@ class Algorithm(Trainable):
         It is called on every rank, and ``play`` returns the same on all.
         """
         ((_, batch),) = play([Job(0, episodes=episodes, mode="greedy")])
-        return episode_metrics(batch)
+        return episode_metrics(batch, getattr(getattr(self, "ctx", None), "spec", None))
 
     def logp(self, batch: Batch) -> Tensor:
         """Return the log-probability or log-density ``[T+1, B]`` of ``batch["action"]`` under the current policy.

@@ -239,8 +239,10 @@ def _from_hydra(error: Exception, modules: tuple[str, ...] = ("hydra.", "omegaco
 @contextmanager
 def _hydra_program(arguments: Sequence[str]) -> Iterator[None]:
     """Set ``sys.argv`` for Hydra, and the variable that makes it raise errors instead of printing them."""
+    from rlplug.config.origins import opened
+
     argv, full_error = sys.argv, os.environ.get("HYDRA_FULL_ERROR")
-    sys.argv = ["rlplug", *arguments]
+    sys.argv = ["rlplug", *opened(arguments)]
     os.environ["HYDRA_FULL_ERROR"] = "1"
     try:
         yield

@@ -79,7 +79,12 @@ def session() -> Iterator[ConfigLoader]:
 def loaded(overrides: Sequence[str]) -> DictConfig:
     """Compose with Hydra, including its node ``hydra``; errors are not converted."""
     with session():
-        return hydra.compose(PRIMARY, list(overrides), return_hydra_config=True)
+        return hydra.compose(PRIMARY, opened(overrides), return_hydra_config=True)
+
+
+def opened(words: Iterable[str]) -> list[str]:
+    """Let Hydra add settings to nested algorithms, ``algo.algo.lr=``, whose YAML may have only a name."""
+    return [f"++{word}" if re.match(r"algo(\.[^.=]+){2,}=", word) else word for word in words]
 
 
 def folders_of(overrides: Iterable[str]) -> list[str]:

@@ -12,7 +12,7 @@ from gymnasium.spaces import Box, Discrete
 from rlplug.api import Job
 from rlplug.cli import main
 from rlplug.config import compose, parse
-from rlplug.envs.env_list import tell_once
+from rlplug.envs.seeded import tell_once
 from rlplug.evaluation.evaluator import shares_of
 from rlplug.run.build import build
 from rlplug.run.launch import train
