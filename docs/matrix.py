@@ -182,7 +182,7 @@ def _order(some: Levels) -> list[int]:
 def for_agents(algorithm: str) -> bool:
     """Return whether an algorithm refuses every environment of one agent, which those of the matrix are."""
     refusals = [Cell(algorithm, action=action).refusal() for action in levels("action")]
-    return all(said is not None and "agents" in said for said in refusals)
+    return all(said is not None and said.startswith("env: ") for said in refusals)
 
 
 def find() -> dict[str, Any]:

@@ -60,7 +60,7 @@ def test_the_page_shows_what_was_found():
     ours = {name for (kind, name), by in registry.owners().items() if kind == "algo" and by[0].distribution == "rlplug"}
     assert {"ppo", "sac", "dqn"} <= ours
     for name in ours - set(docs.found()):  # those for several agents
-        with pytest.raises(AssertionError, match=r"supports no action space: .*agents"):
+        with pytest.raises(AssertionError, match="supports no action space: env: "):
             base(name)
     page = docs.page(docs.found())
     assert re.findall(r'<section data-name="(\w+)">', page) == list(docs.found())
