@@ -83,8 +83,17 @@ def loaded(overrides: Sequence[str]) -> DictConfig:
 
 
 def opened(words: Iterable[str]) -> list[str]:
-    """Let Hydra add settings to nested algorithms, ``algo.algo.lr=``, whose YAML may have only a name."""
-    return [f"++{word}" if re.match(r"algo(\.[^.=]+){2,}=", word) else word for word in words]
+    """Let Hydra choose nested components by name, ``algo.algo=dqn``, and add settings that their YAML does not have."""
+    found: list[str] = []
+    for word in words:
+        if word.startswith("algo."):
+            word = re.sub(r"\b(algo|\w*model):(\w+)(?=[,}])", r"\1:{name:\2}", word)
+            if (chosen := re.fullmatch(r"(algo\.(\w+\.)*(?:algo|\w*model))=((?!null)[a-z]\w*)", word)) is not None:
+                found += [f"~{chosen[1]}"] * (chosen[2] is None)  # other settings were for another algorithm
+                word = f"{chosen[1]}.name={chosen[3]}"
+            word = f"++{word}" if re.match(r"algo(\.[^.=]+){2,}=", word) else word
+        found.append(word)
+    return found
 
 
 def folders_of(overrides: Iterable[str]) -> list[str]:

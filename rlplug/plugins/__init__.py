@@ -14,6 +14,7 @@ TEAM = ("env=two_step",)
 # such short episodes would make other environments bandits; only one of two rows is then a final observation
 BANDIT = ("env=linear_bandit", "env.max_episode_steps=1", "rollout_fragment_length=2")
 AGENTS = ("algo=independent",)
+TWO_CARTS = ("env=two_carts", "env.max_episode_steps=20")
 
 
 @hookimpl
@@ -31,18 +32,18 @@ def rlplug_components() -> list[Component]:
         Component("algo", "discrete_cql", "rlplug.plugins.algo.dqn:DQN", PLAYED),
         Component("algo", "dqn", "rlplug.plugins.algo.dqn:DQN"),
         Component("algo", "impala", "rlplug.plugins.algo.impala:IMPALA"),
-        Component("algo", "independent", "rlplug.plugins.algo.independent:Independent"),
+        Component("algo", "independent", "rlplug.plugins.algo.independent:Independent", TWO_CARTS),
         Component("algo", "iql", "rlplug.plugins.algo.iql:IQL", PLAYED),
         Component("algo", "lingreedy", "rlplug.plugins.algo.linear_bandit:LinGreedy", BANDIT),
         Component("algo", "lints", "rlplug.plugins.algo.linear_bandit:LinTS", BANDIT),
         Component("algo", "linucb", "rlplug.plugins.algo.linear_bandit:LinUCB", BANDIT),
         Component("algo", "maddpg", "rlplug.plugins.algo.maddpg:MADDPG", TEAM),
-        Component("algo", "mappo", "rlplug.plugins.algo.mappo:MAPPO"),
+        Component("algo", "mappo", "rlplug.plugins.algo.mappo:MAPPO", TWO_CARTS),
         Component("algo", "marwil", "rlplug.plugins.algo.marwil:MARWIL", PLAYED),
         Component("algo", "ppo", "rlplug.plugins.algo.ppo:PPO"),
         Component("algo", "qmix", "rlplug.plugins.algo.qmix:QMIX", TEAM),
         Component("algo", "sac", "rlplug.plugins.algo.sac:SAC"),
-        Component("algo", "shared", "rlplug.plugins.algo.shared:Shared"),
+        Component("algo", "shared", "rlplug.plugins.algo.shared:Shared", TWO_CARTS),
         Component("algo", "td3", "rlplug.plugins.algo.ddpg:DDPG"),
         Component("algo", "td3_bc", "rlplug.plugins.algo.ddpg:DDPG", PLAYED),
         Component("buffer", "circular", "rlplug.plugins.buffer.circular:Circular"),
