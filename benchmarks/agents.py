@@ -2,8 +2,8 @@
 
     python benchmarks/agents.py    # about a minute; writes the table of docs/environments.md
 
-One thread; every agent takes a fixed random action. The loops take turns, three times, and the median counts. A step is
-one of an environment, in which all three agents act.
+One thread, and seconds of its CPU time; every agent takes a fixed random action. The loops take turns, three times, and
+the median counts. A step is one of an environment, in which all three agents act.
 """
 
 from __future__ import annotations
@@ -25,8 +25,15 @@ from rlplug.types import EnvSpec
 
 HERE = Path(__file__).parent
 RESULTS, PAGE = HERE / "results" / "agents.json", HERE.parent / "docs" / "environments.md"
-CASES = {"pettingzoo": (1, 1500), "env=simple_spread": (8, 200), "env=spread_torch": (8, 1000)}
-MANY = {"env=spread_torch num_envs=4096": (4096, 60)}
+RAW = "simple_spread_v3.parallel_env()"
+CASES = (
+    (RAW, 1, 1500),
+    ("env=simple_spread", 8, 200),
+    ("env=simple_spread env.global_state=false", 8, 200),
+    ("env=spread_torch", 8, 1000),
+    ("env=spread_torch", 4096, 60),
+)
+"""words, environments, and steps of all of them at a time"""
 
 
 def raw() -> Callable[[], None]:
@@ -50,7 +57,7 @@ def raw() -> Callable[[], None]:
 def vector(words: str, columns: int) -> Callable[[], None]:
     """Return a step of all columns of an environment."""
     ctx = RunContext(spec=EnvSpec({})).derive(shard=EnvShard("learner", columns, range(columns)))
-    env = compose([words]).env.build(ctx)
+    env = compose(words.split()).env.build(ctx)
     env.reset(range(columns))
     actions = np.random.default_rng(0).integers(5, size=(64, columns, 3))
     count = 0
@@ -63,35 +70,31 @@ def vector(words: str, columns: int) -> Callable[[], None]:
     return step
 
 
-def measure() -> dict[str, float]:
-    """Return the median of steps a second of every case."""
-    steps = {
-        name: (raw() if name == "pettingzoo" else vector(name.split()[0], n), n, many)
-        for name, (n, many) in (CASES | MANY).items()
-    }
-    rates: dict[str, list[float]] = {name: [] for name in steps}
+def measure() -> list[dict[str, object]]:
+    """Return every case with the median of its steps a second."""
+    steps = [raw() if words == RAW else vector(words, columns) for words, columns, _ in CASES]
+    rates: list[list[float]] = [[] for _ in CASES]
     with torch.inference_mode():
         for _ in range(3):
-            for name, (step, columns, many) in steps.items():
+            for (_, columns, many), step, found in zip(CASES, steps, rates, strict=True):
                 began = time.process_time()
                 for _ in range(many):
                     step()
-                rates[name].append(columns * many / (time.process_time() - began))
-    return {name: statistics.median(found) for name, found in rates.items()}
+                found.append(columns * many / (time.process_time() - began))
+    return [
+        {"env": words, "num_envs": columns, "steps_per_s": round(statistics.median(found))}
+        for (words, columns, _), found in zip(CASES, rates, strict=True)
+    ]
 
 
-def table(rates: dict[str, float]) -> list[str]:
+def table(rates: list[dict[str, object]]) -> list[str]:
     """Return the lines of the table."""
     lines = ["| loop | environments | steps a second |", "|---|---|---|"]
-    for name, rate in rates.items():
-        columns, _ = (CASES | MANY)[name]
-        shown = "`simple_spread_v3.parallel_env()` alone" if name == "pettingzoo" else f"`{name.split()[0]}`"
-        lines.append(f"| {shown} | {columns:,} | {rate:,.0f} |")
-    return lines
+    return lines + [f"| `{case['env']}` | {case['num_envs']:,} | {case['steps_per_s']:,} |" for case in rates]
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
     found = measure()
-    RESULTS.write_text(json.dumps({name: round(rate) for name, rate in found.items()}, indent=1) + "\n")
-    write_table(PAGE, table(found), "agents")
+    RESULTS.write_text(json.dumps(found, indent=1) + "\n")
+    write_table(PAGE, "agents", table(found))

@@ -84,6 +84,8 @@ def export(
     checkpoint = find(Path(path), ("weights",), tell)
     folder = _folder(checkpoint, format, to)
     agent = load(checkpoint.path)
+    if agent.spec.has_agents:
+        raise ConfigError("env", "has several agents, but a file holds the policy of one; use rlplug.load(run)")
     make = _environments(checkpoint, agent.ctx, overrides)
     policy = Policy(agent.algorithm, agent.ctx, agent.normalize)
     about, loaded = _about(checkpoint, policy, format), None

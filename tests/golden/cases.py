@@ -251,6 +251,23 @@ MADDPG = TEAM | words(
     algo.grad_clip_by=norm
     """
 )
+CHILD = {key.replace("algo.", "algo.algo.", 1): value for key, value in PPO.items() if key != "algo"}
+CARTS = words("env=two_carts env.agents=2 env.max_episode_steps=30")
+INDEPENDENT = CHILD | CARTS | words("algo=independent algo.algo.name=ppo algo.one_per=agent")
+SHARED = CHILD | CARTS | words("algo=shared algo.algo.name=ppo algo.agent_ids=true")
+MAPPO = (
+    ON_POLICY
+    | CARTS
+    | words(
+        """
+    algo=mappo rollout_fragment_length=32 algo.critic_sees=observations algo.agent_ids=true algo.gamma=0.99
+    algo.lambda_=0.95 algo.lr=0.0007 algo.critic_lr=0.001 algo.adam_epsilon=1e-05 algo.sgd_minibatch_size=128
+    algo.num_sgd_iter=2 algo.clip_param=0.2 algo.vf_clip_param=0.2 algo.huber_threshold=10.0
+    algo.normalize_value=0.99999 algo.entropy_coeff=0.01 algo.normalize_advantage=true algo.grad_clip=10.0
+    algo.grad_clip_by=global_norm algo.initial_log_std=0.0
+    """
+    )
+)
 
 CASES = {
     "ppo_cartpole": PPO | words("env=cartpole"),
@@ -300,6 +317,9 @@ CASES = {
     "maddpg_chase": without(MADDPG, "env.")
     | words("env=chase env.hunters=2 env.prey=1 env.size=7 env.max_episode_steps=50")
     | words("algo.infer_policies=true algo.relaxation=soft algo.td_error_loss_fn=huber"),
+    "independent_two_carts": INDEPENDENT,
+    "shared_two_carts": SHARED,
+    "mappo_two_carts": MAPPO,
     "reinforce_cartpole": REINFORCE,
     "dqn_bitflip_her": DQN | words("env=bitflip env.size=4 buffer=her buffer.strategy=future buffer.k=4 algo.n_step=2"),
 }
@@ -308,6 +328,7 @@ CASES = {
 def overrides(case: str) -> list[str]:
     """The case as words of a command line."""
     settings = {**ALWAYS, **({} if "model" in CASES[case] else MODEL), **CASES[case]}
-    if CASES[case]["env"] in ("linear_bandit", "bitflip", "spread_torch", "chase"):  # vectors by themselves
+    vectors = ("linear_bandit", "bitflip", "spread_torch", "chase", "two_carts")  # by themselves
+    if CASES[case]["env"] in vectors:
         del settings["env.vectorization"]
     return [f"{key}={value}" for key, value in settings.items()]

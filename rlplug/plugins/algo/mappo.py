@@ -189,19 +189,23 @@ class CentralPPO(Algorithm):
 
     def forward(self, batch: Batch, parts: Sequence[str]) -> Losses:
         """Compute equations 1 and 2 of appendix A."""
-        dist, _ = self.actor.dist(batch, carry_before(batch))
-        ratio = torch.exp(dist.logp(batch["action"]) - batch["logp"])
-        value, entropy, (mean, std) = self.normalized(batch), dist.entropy(), self.scale()
-        target, old, clip = (batch["returns"] - mean) / std, batch["value"], self.cfg.vf_clip_param
-        loss = huber(target - value, self.cfg.huber_threshold)
-        if clip is not None:
-            near = old + (value - old).clamp(-clip, clip)
-            loss = torch.maximum(loss, huber(target - near, self.cfg.huber_threshold))
-        terms = {"policy": -clipped_surrogate(ratio, batch["advantage"], self.clip_param), "value": loss}
-        if self.cfg.entropy_coeff:
-            terms["entropy"] = -self.entropy_coeff * entropy
-        clipped = ((ratio - 1.0).abs() > self.clip_param).float()
-        return Losses(terms, {"mean_entropy": entropy, "clip_fraction": clipped})
+        losses, cfg = Losses({}), self.cfg
+        if "policy" in parts:
+            dist, _ = self.actor.dist(batch, carry_before(batch))
+            ratio, entropy = torch.exp(dist.logp(batch["action"]) - batch["logp"]), dist.entropy()
+            losses.terms["policy"] = -clipped_surrogate(ratio, batch["advantage"], self.clip_param)
+            if cfg.entropy_coeff:
+                losses.terms["entropy"] = -self.entropy_coeff * entropy
+            clipped = ((ratio - 1.0).abs() > self.clip_param).float()
+            losses.metrics |= {"mean_entropy": entropy, "clip_fraction": clipped}
+        if "critic" in parts:
+            value, old, (mean, std) = self.normalized(batch), batch["value"], self.scale()
+            target, clip, most = (batch["returns"] - mean) / std, cfg.vf_clip_param, cfg.huber_threshold
+            losses.terms["value"] = huber(target - value, most)
+            if clip is not None:
+                near = old + (value - old).clamp(-clip, clip)
+                losses.terms["value"] = torch.maximum(losses.terms["value"], huber(target - near, most))
+        return losses
 
     def update(self, batch: Batch, learner: Learner) -> Losses:
         losses, valid, cfg = Losses({}), batch["valid"], self.cfg
