@@ -9,6 +9,7 @@ import math
 import numpy as np
 import pytest
 
+from rlplug.agent import load
 from rlplug.cli import main
 from rlplug.data.recording import Recording
 from rlplug.data.source import Reading
@@ -52,6 +53,22 @@ def test_learns_from_its_recorded_episodes(tmp_path):
         found = [float(row["train/critic"]) for row in csv.DictReader(file) if row["train/critic"]]
     assert found
     assert all(map(math.isfinite, found))
+
+
+def test_a_loaded_team_remembers_its_last_actions(tmp_path):
+    words = ("algo=qmix", "env=two_step", *QUIET, "tuned=none", "model.hidden=8", "model.torso.hidden=[8]")
+    short = ("total_steps=40", "num_steps_sampled_before_learning_starts=20", "buffer.capacity=500", "eval.episodes=1")
+    assert main([*words, *short, f"hydra.run.dir={tmp_path}"]) == 0
+    team, seen = load(tmp_path), []
+    act = team.algorithm.act
+    team.algorithm.act = lambda step, carry, mode: seen.append(step) or act(step, carry, mode)
+    obs = np.eye(3, dtype=np.float32)[[0, 0]]
+    first = team.act({"team": obs})["team"]
+    team.act({"team": obs})
+    team.reset()
+    team.act({"team": obs})
+    assert [step["prev_action"][0].tolist() for step in seen] == [[0, 0], first.tolist(), [0, 0]]
+    assert [step["agent_is_first"].all().item() for step in seen] == [True, False, True]
 
 
 @pytest.mark.slow
