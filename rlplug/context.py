@@ -170,7 +170,7 @@ class RunContext(Context):
         self.make_env = make_env
         self.beyond: list[str] = []  # observations out of bounds, reported once
         self.spec, self.needs, self.slots = spec, needs or Needs(), slots or {}
-        self.built = set[tuple[str, type]]()  # requested slots and the classes built for them
+        self.built = set[tuple[str, type]]()  # requested slots, or simulator, and the classes built
         self.device = torch.device(device)
         self.shard = EnvShard("learner", num_envs, range(num_envs) if env_ids is None else env_ids)
         self.total_steps, self.rollout_length, self.batch_size = total_steps, rollout_length, batch_size
@@ -238,11 +238,12 @@ class RunContext(Context):
         return models[0] if len(models) == 1 else Ensemble(models)
 
     def simulator(self) -> Simulator:
-        return self._offered("simulator", "has no simulator, which the algorithm needs for planning")
+        found = self._offered("simulator", "has no simulator, which the algorithm needs for planning")
+        self.built.add(("simulator", type(found)))
+        return found
 
     def goals(self) -> Goals:
-        said = "has no compute_reward, which relabeling goals needs; use buffer=replay"
-        return self._offered("goals", said)
+        return self._offered("goals", "has no compute_reward, which relabeling goals needs; use buffer=replay")
 
     def _offered(self, name: str, lacks: str) -> Any:
         """Return the result of the environment's method ``name``, called on a temporary instance."""
@@ -280,6 +281,10 @@ class RunContext(Context):
             raise MisuseError(f"{said}; draw one per environment, or shared numbers with rows=False")
         everybody = draw((self.num_envs, *rest), generator=source, device=self.device)
         return everybody if len(self.env_ids) == self.num_envs else everybody[list(self.env_ids)]
+
+    def rewind(self) -> Callable[[], object]:
+        generator = self.generators[self.role]
+        return partial(generator.set_state, generator.get_state())
 
     def state(self) -> Tree:
         """Return the device type, the state of every generator, and the step of the schedules."""

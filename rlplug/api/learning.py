@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeAlias
 
 import torch
@@ -97,6 +97,10 @@ class Context(Protocol):
 
     def randint(self, high: int, *shape: int, rows: bool = True, host: bool = False) -> Tensor:
         """Draw uniform integers in [0, high)."""
+        ...
+
+    def rewind(self) -> Callable[[], object]:
+        """Return a function that rewinds the generator of this ``role``: the same numbers are drawn again."""
         ...
 
 

@@ -34,6 +34,7 @@ def rlplug_components() -> list[Component]:
         Component("algo", "impala", "rlplug.plugins.algo.impala:IMPALA"),
         Component("algo", "independent", "rlplug.plugins.algo.independent:Independent", TWO_CARTS),
         Component("algo", "iql", "rlplug.plugins.algo.iql:IQL", PLAYED),
+        Component("algo", "league", "rlplug.plugins.algo.league:League", ("env=tictactoe",)),
         Component("algo", "lingreedy", "rlplug.plugins.algo.linear_bandit:LinGreedy", BANDIT),
         Component("algo", "lints", "rlplug.plugins.algo.linear_bandit:LinTS", BANDIT),
         Component("algo", "linucb", "rlplug.plugins.algo.linear_bandit:LinUCB", BANDIT),

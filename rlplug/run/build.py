@@ -106,8 +106,9 @@ def build(
 
 def _compile(config: RunConfig, policy: BehaviorPolicy) -> Compile:
     """Return ``compile``; ``auto`` requires all components to be ``traceable``."""
+    built = [cls for slot, cls in policy.ctx.built if slot != "simulator"]
     parts = (part for root in (policy.algorithm, *policy.exploration.values()) for part in root.modules())
-    traced = {*(type(part) for part in parts if isinstance(part, Trainable)), *(cls for _, cls in policy.ctx.built)}
+    traced = {*(type(part) for part in parts if isinstance(part, Trainable)), *built}
     trusted = all(vars(cls).get("traceable", False) for cls in traced)
     return config.compile if trusted or config.compile == "max" else "off"
 

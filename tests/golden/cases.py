@@ -255,6 +255,12 @@ CHILD = {key.replace("algo.", "algo.algo.", 1): value for key, value in PPO.item
 CARTS = words("env=two_carts env.agents=2 env.max_episode_steps=30")
 INDEPENDENT = CHILD | CARTS | words("algo=independent algo.algo.name=ppo algo.one_per=agent")
 SHARED = CHILD | CARTS | words("algo=shared algo.algo.name=ppo algo.agent_ids=true")
+LEAGUE = CHILD | words(
+    """
+    algo=league env=tictactoe algo.algo.name=ppo algo.opponents=pfsp algo.pfsp_power=2.0 algo.self_play=0.35 algo.size=3
+    algo.every=4 algo.decay=0.9 algo.elo_k=4.0
+    """
+)
 MAPPO = (
     ON_POLICY
     | CARTS
@@ -320,6 +326,7 @@ CASES = {
     "independent_two_carts": INDEPENDENT,
     "shared_two_carts": SHARED,
     "mappo_two_carts": MAPPO,
+    "league_tictactoe": LEAGUE,
     "reinforce_cartpole": REINFORCE,
     "dqn_bitflip_her": DQN | words("env=bitflip env.size=4 buffer=her buffer.strategy=future buffer.k=4 algo.n_step=2"),
 }
@@ -328,7 +335,7 @@ CASES = {
 def overrides(case: str) -> list[str]:
     """The case as words of a command line."""
     settings = {**ALWAYS, **({} if "model" in CASES[case] else MODEL), **CASES[case]}
-    vectors = ("linear_bandit", "bitflip", "spread_torch", "chase", "two_carts")  # by themselves
+    vectors = ("linear_bandit", "bitflip", "spread_torch", "chase", "two_carts", "tictactoe")  # by themselves
     if CASES[case]["env"] in vectors:
         del settings["env.vectorization"]
     return [f"{key}={value}" for key, value in settings.items()]
