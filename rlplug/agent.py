@@ -157,9 +157,10 @@ class Team(Agent):
     def __init__(self, algorithm: Algorithm, ctx: RunContext, env_steps: int, normalize: Normalizer) -> None:
         self.algorithm, self.spec, self.env_steps = algorithm, ctx.spec, env_steps
         self.ctx, self.normalize, self._native = ctx, normalize, ctx.spec.native_spaces or ctx.spec.groups
-        if {"prev_action", "prev_reward"}.intersection(ctx.needs.keys):
-            raise ConfigError("algo", "takes the last action or reward as input, which several agents do not support")
-        self._inside, self._memory, self._alive = next(iter(ctx.spec.groups.values())), set[str](), dict[str, Any]()
+        if "prev_reward" in ctx.needs.keys:
+            raise ConfigError("algo", "takes the last reward as input, which several agents do not support")
+        self._inside, self._memory = next(iter(ctx.spec.groups.values())), {"prev_action"}.intersection(ctx.needs.keys)
+        self._alive, self._acted = dict[str, Any](), dict[str, Any]()
         self.reset()
 
     def act(
@@ -191,6 +192,10 @@ class Team(Agent):
                 else self._alive[name] & ~first.reshape(-1, *[1] * (len(shape) - 1))
             )
             own["agent_is_first"], self._alive[name] = own["alive"] & ~before, own["alive"]
+            if self._memory:
+                none = np.zeros((*shape, *(group.action.shape or ())), group.action.dtype)
+                wide = before.reshape(*shape, *[1] * (none.ndim - len(shape)))
+                own["prev_action"] = none if first.all() else np.where(wide, self._acted[name], none)
             if "action_mask" in (group if self.spec.nested else self.spec).extras:
                 if action_mask is None:
                     raise ValueError("this policy was trained with action masks: act(obs, action_mask={group: ...})")
@@ -206,7 +211,8 @@ class Team(Agent):
             out, self._carry = self.algorithm.act(seen, self._carry, mode)
         self._first = np.zeros(columns, np.bool_)
         chosen = {name: out[name]["action"] if self.spec.nested else out["action"] for name in sizes}
-        actions = {name: execute(self._native[name].action)(x.cpu().numpy()) for name, x in chosen.items()}
+        self._acted = {name: x.cpu().numpy() for name, x in chosen.items()}
+        actions = {name: execute(self._native[name].action)(x) for name, x in self._acted.items()}
         return {name: action[0] for name, action in actions.items()} if n is None else actions
 
     def _space(self, name: str, agents: int) -> Any:

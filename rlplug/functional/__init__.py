@@ -1,6 +1,7 @@
 """Pure torch functions, each with its source. They depend on no network, environment or run."""
 
 from rlplug.functional.distributional import kl_divergence, project
+from rlplug.functional.mixing import present, team_reward
 from rlplug.functional.policy_gradient import adapt_kl_coeff, clipped_surrogate, clipped_value_loss
 from rlplug.functional.priorities import sequence_priority
 from rlplug.functional.returns import discounted_sum, gae, n_step, reverse_scan
@@ -31,10 +32,12 @@ __all__ = [
     "n_step_transitions",
     "piecewise_linear",
     "polyak_",
+    "present",
     "project",
     "rescale",
     "retrace",
     "reverse_scan",
     "sequence_priority",
+    "team_reward",
     "vtrace",
 ]

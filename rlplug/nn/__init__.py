@@ -14,6 +14,7 @@ from rlplug.nn.heads import (
     TanhGaussianHead,
     head_for,
 )
+from rlplug.nn.mixers import Mixing, MonotonicMixer, NoMixer, SumMixer, mixer_for
 from rlplug.nn.mlp import MLP, Activation, Init, LayerNorm, Linear, precise
 from rlplug.nn.module import Module
 from rlplug.nn.optim import Adam, adam_or_rmsprop
@@ -45,13 +46,17 @@ __all__ = [
     "InputCritic",
     "LayerNorm",
     "Linear",
+    "Mixing",
     "Module",
+    "MonotonicMixer",
     "MultiCategorical",
     "MultiCategoricalHead",
+    "NoMixer",
     "Pixels",
     "Policy",
     "Recurrent",
     "ResidualCNN",
+    "SumMixer",
     "TanhGaussian",
     "TanhGaussianHead",
     "adam_or_rmsprop",
@@ -62,6 +67,7 @@ __all__ = [
     "frozen",
     "head_for",
     "is_image",
+    "mixer_for",
     "precise",
     "remarks",
     "unroll",

@@ -10,10 +10,10 @@ PLAYED = (
     "rollout_fragment_length=8",
     "total_steps=4_000",
 )  # offline algorithms are off-policy
+TEAM = ("env=two_step",)
 # such short episodes would make other environments bandits; only one of two rows is then a final observation
 BANDIT = ("env=linear_bandit", "env.max_episode_steps=1", "rollout_fragment_length=2")
 AGENTS = ("algo=independent",)
-
 TWO_CARTS = ("env=two_carts", "env.max_episode_steps=20")
 
 
@@ -24,6 +24,7 @@ def rlplug_components() -> list[Component]:
         Component("algo", "a3c", "rlplug.plugins.algo.a2c:A3C"),
         Component("algo", "apex_ddpg", "rlplug.plugins.algo.ddpg:DDPG"),
         Component("algo", "apex_dqn", "rlplug.plugins.algo.dqn:DQN"),
+        Component("algo", "apex_qmix", "rlplug.plugins.algo.qmix:QMIX", TEAM),
         Component("algo", "appo", "rlplug.plugins.algo.appo:APPO"),
         Component("algo", "ars", "rlplug.plugins.algo.ars:ARS"),
         Component("algo", "bc", "rlplug.plugins.algo.marwil:BC", PLAYED),
@@ -40,9 +41,11 @@ def rlplug_components() -> list[Component]:
         Component("algo", "lingreedy", "rlplug.plugins.algo.linear_bandit:LinGreedy", BANDIT),
         Component("algo", "lints", "rlplug.plugins.algo.linear_bandit:LinTS", BANDIT),
         Component("algo", "linucb", "rlplug.plugins.algo.linear_bandit:LinUCB", BANDIT),
+        Component("algo", "maddpg", "rlplug.plugins.algo.maddpg:MADDPG", TEAM),
         Component("algo", "mappo", "rlplug.plugins.algo.mappo:MAPPO", TWO_CARTS),
         Component("algo", "marwil", "rlplug.plugins.algo.marwil:MARWIL", PLAYED),
         Component("algo", "ppo", "rlplug.plugins.algo.ppo:PPO"),
+        Component("algo", "qmix", "rlplug.plugins.algo.qmix:QMIX", TEAM),
         Component("algo", "sac", "rlplug.plugins.algo.sac:SAC"),
         Component("algo", "shared", "rlplug.plugins.algo.shared:Shared", TWO_CARTS),
         Component("algo", "td3", "rlplug.plugins.algo.ddpg:DDPG"),

@@ -30,7 +30,7 @@ _spec.loader.exec_module(docs)
 EVERY = {name: of for name, of in docs.found().items() if name in registry.names("algo")}
 by_algorithm = pytest.mark.parametrize("name", EVERY)
 
-AGENTS = {"independent", "league", "mappo", "shared"}
+AGENTS = {"apex_qmix", "independent", "league", "maddpg", "mappo", "qmix", "shared"}
 """algorithms of several agents, of whom the matrix's world has one"""
 
 FAMILIES = ("dqn", "iql", "impala", "linucb", "marwil", "ppo", "sac", "td3")

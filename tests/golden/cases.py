@@ -224,6 +224,33 @@ TD3_BC = without(TD3, "buffer", "exploration") | words(
     algo=td3_bc buffer=replay buffer.capacity=1000 preprocess.normalize_obs=true algo.bc_alpha=2.5
     """
 )
+TEAM = words(
+    """
+    env=spread_torch env.agents=3 env.local_ratio=0.5 env.max_episode_steps=5 num_envs=4 loop=alternate
+    rollout_fragment_length=4 num_steps_sampled_before_learning_starts=64
+    """
+)
+QMIX = TEAM | words(
+    """
+    algo=qmix buffer=episodes buffer.capacity=1000 exploration=[epsilon_greedy] train_batch_size=8
+    exploration.epsilon_greedy.epsilon=0.3 exploration.epsilon_greedy.ape_x_alpha=null replay_ratio=0.125
+    algo.mixer=qmix algo.mixing_embed_dim=8 algo.hypernet_hiddens=[] algo.agent_ids=true algo.last_action=true
+    algo.batch_mode=complete_episodes algo.gamma=0.95 algo.n_step=1 algo.double_q=true algo.tau=1.0
+    algo.target_network_update_freq=40 algo.opt_type=rmsprop algo.lr=0.001 algo.optim_alpha=0.99
+    algo.optim_eps=1e-05 algo.grad_clip=10.0 algo.grad_clip_by=global_norm algo.worker_side_prioritization=false
+    algo.sequence_length=4 algo.burn_in=2 algo.stride=2 algo.eta=0.9
+    """
+)
+GRU = words("model=gru model.hidden=16 model.layer_norm=false model.init=orthogonal model.torso.hidden=[16]")
+MADDPG = TEAM | words(
+    """
+    algo=maddpg buffer=replay buffer.capacity=1000 exploration=[] train_batch_size=32 replay_ratio=0.125
+    algo.gamma=0.95 algo.tau=0.05 algo.target_network_update_freq=1 algo.td_error_loss_fn=mse algo.actor_lr=0.003
+    algo.critic_lr=0.01 algo.relaxation=straight_through algo.temperature=1.0 algo.output_reg=0.001
+    algo.action_noise=0.1 algo.infer_policies=false algo.inference_entropy=0.001 algo.grad_clip=0.5
+    algo.grad_clip_by=norm
+    """
+)
 CHILD = {key.replace("algo.", "algo.algo.", 1): value for key, value in PPO.items() if key != "algo"}
 CARTS = words("env=two_carts env.agents=2 env.max_episode_steps=30")
 INDEPENDENT = CHILD | CARTS | words("algo=independent algo.algo.name=ppo algo.one_per=agent")
@@ -299,6 +326,17 @@ CASES = {
     | words(
         "algo=cem algo.population=6 algo.elite_share=0.34 algo.initial_std=0.5 algo.extra_std=0.1 algo.zero_init=true"
     ),
+    "qmix_spread_recurrent": QMIX | GRU,
+    "qmix_spread_vdn": QMIX
+    | words("algo.mixer=vdn algo.batch_mode=windows buffer=replay algo.n_step=2 algo.opt_type=adam"),
+    "qmix_spread_none": QMIX
+    | GRU
+    | words("algo.mixer=none algo.batch_mode=windows buffer=sequence buffer.alpha=0.9 buffer.beta=0.6")
+    | words("buffer.epsilon=1e-06 buffer.num_shards=null"),
+    "maddpg_spread": MADDPG,
+    "maddpg_chase": without(MADDPG, "env.")
+    | words("env=chase env.hunters=2 env.prey=1 env.size=7 env.max_episode_steps=50")
+    | words("algo.infer_policies=true algo.relaxation=soft algo.td_error_loss_fn=huber"),
     "independent_two_carts": INDEPENDENT,
     "shared_two_carts": SHARED,
     "mappo_two_carts": MAPPO,
@@ -311,6 +349,7 @@ CASES = {
 def overrides(case: str) -> list[str]:
     """The case as words of a command line."""
     settings = {**ALWAYS, **({} if "model" in CASES[case] else MODEL), **CASES[case]}
-    if CASES[case]["env"] in ("linear_bandit", "bitflip", "tictactoe", "two_carts"):  # vectors by themselves
+    vectors = ("linear_bandit", "bitflip", "spread_torch", "chase", "two_carts", "tictactoe")  # by themselves
+    if CASES[case]["env"] in vectors:
         del settings["env.vectorization"]
     return [f"{key}={value}" for key, value in settings.items()]
