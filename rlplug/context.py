@@ -215,7 +215,8 @@ class RunContext(Context):
         return models[0] if len(models) == 1 else Ensemble(models)
 
     def simulator(self) -> Simulator:
-        return self._offered("simulator", "has no simulator, which the algorithm needs for planning")
+        said = "has no simulator, which the algorithm needs for planning"
+        return self._offered("simulator", f"{said}; env.simulator=copy or rlplug.envs.simulated may offer one")
 
     def goals(self) -> Goals:
         said = "has no compute_reward, which relabeling goals needs; use buffer=replay"

@@ -14,13 +14,14 @@ from rlplug.types import KEYS, Batch, ConfigError
 
 OPTION = "env.info_keys"
 SUCCESS = "is_success"  # whether an episode has reached its goal; the name is Gymnasium-Robotics'
-RESERVED = {*KEYS, "restarted"} - {"state"}
+STATE = "env_state"  # keeps its precision
+RESERVED = {*KEYS, "restarted"} - {"state", STATE}
 
 
 class Extras:
     """Reads the named keys of ``info``. The first reset determines their shapes and types.
 
-    Floats become float32, like observations; integers and bools do not change. Resets may omit ``is_success``: it is
+    Floats become float32, like observations, except in ``env_state``; integers and bools do not change. Resets may omit ``is_success``: it is
     then a float, and 0 in an episode's first row.
 
     Args:
@@ -41,8 +42,10 @@ class Extras:
             if key not in info:
                 known = f"has {', '.join(map(str, info))}" if info else "is empty"
                 raise ConfigError(OPTION, f"the environment's info lacks {key!r} at the first reset: it {known}")
-            self.spaces[key] = inside_obs(_space(key, info[key]))
-        self._read = {key: leaf_reader(f"info[{key!r}]", space) for key, space in self.spaces.items()}
+            space = _space(key, info[key])
+            self.spaces[key] = space if key == STATE else inside_obs(space)
+        self._read: dict[str, Any] = {key: leaf_reader(f"info[{key!r}]", x) for key, x in self.spaces.items()}
+        self._read |= {key: np.asarray for key in (STATE,) if key in keys}
 
     def write(self, rows: Batch, i: int, info: Mapping[str, Any], begins: bool = False) -> None:
         """Write the extras of ``info``, from a reset if ``begins``, to row ``i`` of ``rows``, ``[B, ...]`` each.
@@ -67,7 +70,7 @@ def _space(key: str, value: Any) -> Space[Any]:
     dtype: Any = np.dtype(x.dtype).type
     match x.dtype.kind:
         case "f":
-            return Box(-np.inf, np.inf, x.shape, np.float32)
+            return Box(-np.inf, np.inf, x.shape, dtype)
         case "b":
             return Box(0, 1, x.shape, dtype)
         case "i" | "u":
