@@ -19,6 +19,7 @@ def rlplug_components() -> list[Component]:
     return [
         Component("algo", "a2c", "rlplug.plugins.algo.a2c:A2C"),
         Component("algo", "a3c", "rlplug.plugins.algo.a2c:A3C"),
+        Component("algo", "alphazero", "rlplug.plugins.algo.alphazero:AlphaZero", ("env=knapsack", "env=tictactoe")),
         Component("algo", "apex_ddpg", "rlplug.plugins.algo.ddpg:DDPG"),
         Component("algo", "apex_dqn", "rlplug.plugins.algo.dqn:DQN"),
         Component("algo", "appo", "rlplug.plugins.algo.appo:APPO"),
