@@ -172,7 +172,7 @@ def transplant(trees: SearchTree, root: Tensor, keep: int) -> None:
     place = below.long().cumsum(1) - 1
     kept = below & (place < keep)
     place = torch.where(kept, place, 0)
-    source = (~kept).long().sort(1, stable=True).indices
+    source = (~kept).long().sort(dim=1, stable=True).indices
     for key, leaves in trees.nodes().items():
         tree.map(lambda x: x.copy_(x[columns.unsqueeze(1), source]), leaves)
     trees.size = kept.sum(1)
