@@ -7,4 +7,14 @@ from rlplug.envs.simulated import simulated
 from rlplug.envs.subprocess import Subprocess
 from rlplug.envs.wrapping import Wrapping
 
-__all__ = ["EnvList", "Maker", "NativeVector", "Subprocess", "Wrapping", "find", "make_list", "make_native", "simulated"]
+__all__ = [
+    "EnvList",
+    "Maker",
+    "NativeVector",
+    "Subprocess",
+    "Wrapping",
+    "find",
+    "make_list",
+    "make_native",
+    "simulated",
+]

@@ -21,8 +21,8 @@ RESERVED = {*KEYS, "restarted"} - {"state", STATE}
 class Extras:
     """Reads the named keys of ``info``. The first reset determines their shapes and types.
 
-    Floats become float32, like observations, except in ``env_state``; integers and bools do not change. Resets may omit ``is_success``: it is
-    then a float, and 0 in an episode's first row.
+    Floats become float32, like observations, except in ``env_state``; integers and bools do not change. Resets may omit
+    ``is_success``: it is then a float, and 0 in an episode's first row.
 
     Args:
         keys: the keys, in order.

@@ -289,5 +289,6 @@ class GameSimulator(Simulator):
 
     def minimax(self) -> Minimax | None:
         """Return exact values and best moves of every state; None if there are too many."""
-        small = isinstance(self.game, LineGame) and self.game.height * self.game.width <= MOST_CELLS
-        return Minimax(self.game) if small else None
+        if isinstance(self.game, LineGame) and self.game.height * self.game.width <= MOST_CELLS:
+            return Minimax(self.game)
+        return None

@@ -91,7 +91,7 @@ class OnDevice(VecEnv):
         raise NotImplementedError(f"{type(self).__name__}.allowed")
 
     def row(self, state: Tensor, length: Tensor, over: Tensor, terminated: Tensor) -> Batch:
-        """Return ``obs`` and the extras ``[B, ...]`` of states ``[S, B]``; those that are ``over`` allow all actions."""
+        """Return ``obs`` and the extras ``[B, ...]`` of states ``[S, B]``; after the end, all actions are allowed."""
         numbers = torch.stack((length.to(state.dtype), terminated.to(state.dtype)))
         row = {"obs": self.observe(state).float(), "env_state": torch.cat((state, numbers)).T.contiguous()}
         return row | ({"action_mask": self.allowed(state) | over.unsqueeze(-1)} if self.masked else {})

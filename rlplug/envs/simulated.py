@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import gymnasium
 import numpy as np
@@ -23,8 +23,10 @@ from rlplug.envs.masks import find_masks
 from rlplug.envs.spaces import equal, execute
 from rlplug.types import Batch, ConfigError, EnvSpec
 
-Env = gymnasium.Env[Any, Any]
-Make, Save, Load = Callable[[], Env], Callable[[Env], Any], Callable[[Env, Any], Any]
+Env: TypeAlias = gymnasium.Env[Any, Any]
+Make: TypeAlias = Callable[[], Env]
+Save: TypeAlias = Callable[[Env], Any]
+Load: TypeAlias = Callable[[Env, Any], Any]
 GOING, TERMINATED, TRUNCATED = range(3)
 COPIES = 4096
 """copies of an environment that a simulator keeps"""
@@ -119,7 +121,10 @@ class Stepper(Simulator):
         states, n = env_state.cpu().numpy(), len(action)
         rows = rows_of(self.spec, n)
         del rows["restarted"]
-        env = self.env = self.env or WithState(self.make(), self.save)
+        if self.env is None:
+            self.env = WithState(self.make(), self.save)
+            self.env.reset()
+        env = self.env
         write = writer(env.observation_space, rows["obs"])
         for i, (state, one) in enumerate(zip(states, execute(env.action_space)(action.cpu().numpy()), strict=True)):
             if state[1] == GOING:

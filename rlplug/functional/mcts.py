@@ -110,12 +110,12 @@ def simulate(
                 break
             node = torch.where(going, following, node)
         new = following == 0
-        found = expand(tree.map(lambda x, at=node: x[columns, at], trees.state), action)
+        found = expand(tree.take(trees.state, (columns, node)), action)
         slot = torch.where(new, trees.size, trees.over.shape[1] - 1)
         found |= {"parent": node, "action": action}
         for key, leaves in trees.nodes().items():
             if key in found:
-                tree.map(lambda to, x, at=slot: to.index_put_((columns, at), x.to(to.dtype)), leaves, found[key])
+                tree.put(leaves, (columns, slot), found[key])
         for leaves in (trees.visits, trees.total, trees.child):
             leaves[columns, slot] = 0
         trees.child[columns, node, action] = torch.where(new, slot, following)
@@ -173,7 +173,7 @@ def transplant(trees: SearchTree, root: Tensor, keep: int) -> None:
     kept = below & (place < keep)
     place = torch.where(kept, place, 0)
     source = (~kept).long().sort(dim=1, stable=True).indices
-    for key, leaves in trees.nodes().items():
+    for leaves in trees.nodes().values():
         tree.map(lambda x: x.copy_(x[columns.unsqueeze(1), source]), leaves)
     trees.size = kept.sum(1)
     for leaves in (trees.child, trees.parent):

@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from rlplug.api import Algorithm, Context
 from rlplug.envs.spaces import in_words
-from rlplug.types import Batch
+from rlplug.types import Batch, ConfigError
 
 CARRY, NEXT = "carry", "next_"
 LARGEST = (torch.argmax, Tensor.argmax)
@@ -50,10 +50,16 @@ class Policy(nn.Module):
 
     Args:
         normalize: module that normalizes observations.
+
+    Raises:
+        ConfigError: the policy plans with a simulator.
     """
 
     def __init__(self, algorithm: Algorithm, ctx: Context, normalize: nn.Module) -> None:
         super().__init__()
+        if ctx.needs.simulates:
+            said = "it plans with the environment's simulator, which an export does not contain"
+            raise ConfigError("", f"the policy cannot be exported: {said}; use rlplug.load(<run>).act")
         self.algorithm, self.normalize = algorithm, normalize
         spec = ctx.spec
         inside = spec.single_agent

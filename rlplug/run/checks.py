@@ -67,7 +67,7 @@ def _loop(run: ResolvedRun) -> Refusals:
            f"{name} {does}; use {ways()}")
     for option, plain in PLAIN.items():
         yield (needs.simulates and getattr(run.config.preprocess, option) != plain, f"preprocess.{option}",
-               f"changes what the environment gives, but {run.config.algo.name} plans with a simulator; use {show(plain)}")
+               f"changes the environment's rows, but {run.config.algo.name} plans with a simulator; use {show(plain)}")
     for option in ("in_flight", "broadcast_interval"):
         yield (getattr(run.loop.tempo, option) > 1 and not needs.off_policy and not needs.gradients, f"loop.{option}",
                f"collects with older weights, which {run.config.algo.name} does not support; use 1")

@@ -184,7 +184,10 @@ class AlphaZero(Algorithm):
         if who != NOBODY:
             action = torch.where((sign < 0) == (seat == 1), action, self._answer(who, step, legal))
         waits, first = step["action_mask"].int().argmax(-1), torch.tensor([1.0, -1.0], device=sign.device)
-        return {"action": torch.where(sign.unsqueeze(-1) == first, action.unsqueeze(-1), waits), "policy": policy}, carry
+        return {
+            "action": torch.where(sign.unsqueeze(-1) == first, action.unsqueeze(-1), waits),
+            "policy": policy,
+        }, carry
 
     def _drawn(self, weights: Tensor) -> Tensor:
         """Draw an action ``[B]`` in proportion to ``weights [B, A]``."""
@@ -250,9 +253,7 @@ class AlphaZero(Algorithm):
         else:
             trees = mcts.plant(root, self.room, self.bounds)
         fixed = self.bounds is not None
-        mcts.simulate(
-            trees, self._expand, self.cfg.num_simulations, self.cfg.puct_coefficient, self.cfg.gamma, fixed
-        )
+        mcts.simulate(trees, self._expand, self.cfg.num_simulations, self.cfg.puct_coefficient, self.cfg.gamma, fixed)
         return trees
 
     def _reused(self, before: Batch, root: Batch, is_first: Tensor) -> mcts.SearchTree:

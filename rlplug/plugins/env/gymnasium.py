@@ -134,6 +134,8 @@ def _shown(cfg: Config, wrapping: Wrapping, own: dict[str, Any]) -> VecEnv:
         raise ConfigError("eval.record", f"{said}; use 0")
     try:
         make = Maker(spec, {**cfg.kwargs, "render_mode": "rgb_array"}, wrapping, cfg.id.rpartition(":")[0])
+        if cfg.simulator:
+            return copied(make, len(own["env_ids"]), **make.offers, **own)
         return EnvList([make() for _ in own["env_ids"]], **make.offers, **own)
     except ConfigError as error:
         raise ConfigError("eval.record", f"{cfg.id} cannot render; use 0 ({error})") from error
@@ -141,7 +143,7 @@ def _shown(cfg: Config, wrapping: Wrapping, own: dict[str, Any]) -> VecEnv:
 
 def _from_envpool(cfg: Config, options: dict[str, Any]) -> VecEnv:
     if cfg.simulator:
-        raise ConfigError("env.simulator", "copies single environments, but env.backend=envpool has none; use gymnasium")
+        raise ConfigError("env.simulator", "copies single environments, but env.backend=envpool has none; use null")
     if options.pop("info_keys"):
         raise ConfigError("env.info_keys", "reads info of single environments, but env.backend=envpool has none")
     if cfg.kwargs.get("render_mode") is not None:

@@ -26,7 +26,7 @@ def check_export(case: Case) -> None:
     """Check that the greedy policy can be exported, and that the export acts as ``act`` does, for one agent."""
     trainer = case.build()
     ctx = trainer.ctx
-    if ctx.spec.has_agents or not trainer.config.env.cls.traits.playable:
+    if ctx.needs.simulates or ctx.spec.has_agents or not trainer.config.env.cls.traits.playable:
         trainer.close()
         return
     rows = episodes(trainer, ROWS)
