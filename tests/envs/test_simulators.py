@@ -177,7 +177,7 @@ def test_an_environment_that_is_set_to_its_state_is_a_simulator():
 
 @pytest.mark.parametrize("env", ["cartpole", "kuhn"])
 def test_an_environment_without_a_simulator_is_refused(env):
-    with pytest.raises(ConfigError, match="has no simulator.*env.simulator=copy or rlplug.envs.simulated"):
+    with pytest.raises(ConfigError, match=r"has no simulator.*env.simulator=copy or rlplug.envs.simulated"):
         build(compose(["algo=alphazero", f"env={env}", "hardware=cpu"]), Path())
 
 
