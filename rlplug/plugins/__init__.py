@@ -12,6 +12,7 @@ PLAYED = (
 )  # offline algorithms are off-policy
 # such short episodes would make other environments bandits; only one of two rows is then a final observation
 BANDIT = ("env=linear_bandit", "env.max_episode_steps=1", "rollout_fragment_length=2")
+SLATES = ("algo=slateq",)
 
 
 @hookimpl
@@ -36,6 +37,7 @@ def rlplug_components() -> list[Component]:
         Component("algo", "marwil", "rlplug.plugins.algo.marwil:MARWIL", PLAYED),
         Component("algo", "ppo", "rlplug.plugins.algo.ppo:PPO"),
         Component("algo", "sac", "rlplug.plugins.algo.sac:SAC"),
+        Component("algo", "slateq", "rlplug.plugins.algo.slateq:SlateQ", ("env=interest_evolution",)),
         Component("algo", "td3", "rlplug.plugins.algo.ddpg:DDPG"),
         Component("algo", "td3_bc", "rlplug.plugins.algo.ddpg:DDPG", PLAYED),
         Component("buffer", "circular", "rlplug.plugins.buffer.circular:Circular"),
@@ -52,6 +54,7 @@ def rlplug_components() -> list[Component]:
         Component("env", "connect_four", "rlplug.plugins.env.games:ConnectFour"),
         Component("env", "dm_control", "rlplug.plugins.env.dm_control:DMControl"),
         Component("env", "gymnasium", "rlplug.plugins.env.gymnasium:Gymnasium"),
+        Component("env", "interest_evolution", "rlplug.plugins.env.interest_evolution:InterestEvolution", SLATES),
         Component("env", "knapsack", "rlplug.plugins.env.combinatorial:Knapsack"),
         Component("env", "kuhn", "rlplug.plugins.env.games:Kuhn"),
         Component("env", "linear_bandit", "rlplug.plugins.env.bandit:LinearBandit"),

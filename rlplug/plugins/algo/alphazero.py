@@ -73,6 +73,8 @@ class AlphaZero(Algorithm):
         if "env_state" not in spec.extras:
             way = "env.simulator=copy or rlplug.envs.simulated may offer one"
             raise ConfigError("env", f"this environment has no simulator, with which alphazero plans; {way}")
+        if group.agents and not cfg.opponents:
+            raise ConfigError("algo.opponents", "is empty, but evaluations of two players need one; name random")
         if cfg.ranked_rewards and group.agents:
             raise ConfigError("algo.ranked_rewards", "ranks returns of one player, but the game has two; use false")
         if cfg.value_bounds and (len(cfg.value_bounds) != 2 or cfg.value_bounds[0] >= cfg.value_bounds[1]):
@@ -382,8 +384,9 @@ class AlphaZero(Algorithm):
             for seat in range(2)
         ]
         found: dict[int, list[Tensor]] = {}
-        metrics, means = dict[str, float](), list[float]()
+        metrics, means, lengths = dict[str, float](), list[float](), list[Tensor]()
         for job, batch in play(jobs):
+            lengths.append(batch["length"])
             paid = torch.where(batch["valid"], batch["reward"][..., job.number % 2], 0.0).sum(0)
             found.setdefault(job.number // 2, []).append(paid)
         for who, paid in found.items():
@@ -392,5 +395,6 @@ class AlphaZero(Algorithm):
             metrics |= {f"eval/vs_{name}/{part}_rate": float(x.double().mean()) for part, x in parts.items()}
             means.append(float(score.mean()))
             metrics[f"eval/vs_{name}/return_mean"] = means[-1]
-        score = sum(means) / max(1, len(means))
-        return metrics | {"eval/return_mean": score, "eval/return_std": float(np.std(means or [0.0]))}
+        score = sum(means) / len(means)
+        metrics |= {"eval/return_mean": score, "eval/return_std": float(np.std(means))}
+        return metrics | {"eval/length_mean": float(torch.cat(lengths).double().mean())}
