@@ -7,6 +7,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+ROUNDS = 10
+"""of Dinkelbach's method, which converges faster than linearly: five suffice for a thousand documents"""
+
 
 def slate_value(v: Tensor, q: Tensor, none: Tensor, q_none: Tensor, slate: Tensor) -> Tensor:
     """Return the value of slates, the mean of their documents' values over the user's choice: equation 16.
@@ -50,11 +53,7 @@ def exact_slate(v: Tensor, q: Tensor, none: Tensor, q_none: Tensor, k: int) -> T
     rise, faster than linearly, until the best slate is found.
     """
     slate = top_k(v, q, k)
-    value = slate_value(v, q, none, q_none, slate)
-    while True:
-        found = (v * (q - value.unsqueeze(-1))).topk(k, -1).indices
-        better = slate_value(v, q, none, q_none, found)
-        rises = better > value
-        if not rises.any():
-            return slate
-        slate, value = torch.where(rises.unsqueeze(-1), found, slate), torch.where(rises, better, value)
+    for _ in range(min(ROUNDS, v.shape[-1])):
+        value = slate_value(v, q, none, q_none, slate)
+        slate = (v * (q - value.unsqueeze(-1))).topk(k, -1).indices
+    return slate

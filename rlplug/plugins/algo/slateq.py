@@ -59,7 +59,7 @@ class ChoiceModel(Module):
     def forward(self, user: Tensor, documents: Tensor) -> tuple[Tensor, Tensor]:
         """Return the scores of the documents ``[B, n]`` and of watching nothing ``[B]``, all positive."""
         x = (documents @ (user @ self.weight + self.bias).unsqueeze(-1)).squeeze(-1)
-        none = self.nothing.expand(len(user))
+        none = self.nothing.expand(user.shape[0])
         return (softplus(x), softplus(none)) if self.proportional else (x.exp(), none.exp())
 
 
@@ -77,7 +77,7 @@ class SlateQ(Algorithm):
         )
         null_item: bool = option("Learn the value of watching nothing; false: it is 0.")
         double_q: bool = option("The online network chooses the target's slate.")
-        td_error_loss_fn: Literal["huber", "mse"] = option("Loss of the TD error.")
+        td_error_loss_fn: Literal["huber", "mse"] = option("Loss of the TD error; huber is biased under skewed noise.")
         epsilon: Scheduled[UnitFloat] = option("Probability of a random slate in training.")
         tau: UnitFloat = option("Polyak step of the target network; 1: copy.")
         target_network_update_freq: PositiveInt = option("Updates between two updates of the target network.")
@@ -137,7 +137,7 @@ class SlateQ(Algorithm):
 
     def act(self, step: Batch, carry: Batch, mode: Mode) -> tuple[Batch, Batch]:
         """Return ``action``, a slate ``[B, k]`` of different documents."""
-        n = len(step["is_first"])
+        n = step["is_first"].shape[0]
         if mode == "random":
             return {"action": self._random(self.ctx.rand(n, self.count))}, carry
         slate = self.chosen(self.online, step["obs"], self.cfg.slate)
@@ -166,7 +166,7 @@ class SlateQ(Algorithm):
             case "top_k":
                 return top_k(v, q, self.size)
             case "random":
-                return self._random(self.ctx.rand(len(v), self.count))
+                return self._random(self.ctx.rand(v.shape[0], self.count))
 
     def values(self, batch: Batch) -> Tensor:
         """Return the value of the best slate of every row."""

@@ -101,7 +101,7 @@ class InterestEvolution(VecEnv):
                 self.sessions[i] += 1
                 self._begin(i)
                 continue
-            rng = self._rng(i)
+            rng = self._rng(i, 1)
             choice, rises, stays = rng.random(3)
             slate = np.asarray(action[i])
             watched = int(np.searchsorted(self.probabilities(self.user[i], self.documents[i], slate).cumsum(), choice))
@@ -132,13 +132,14 @@ class InterestEvolution(VecEnv):
 
     def _begin(self, i: int) -> None:
         self.steps[i], self.over[i] = 0, False
-        rng = self._rng(i)
+        rng = self._rng(i, 0)
         self.user[i] = rng.integers(self.cfg.num_levels, size=self.cfg.num_topics)
         self.documents[i] = self.draw(rng) if self.cfg.resample else self.fixed
         self.click[i], self.engagement[i] = self.cfg.slate_size, 0.0
 
-    def _rng(self, i: int) -> np.random.Generator:
-        return np.random.default_rng([self.seeds[i], int(self.sessions[i]), int(self.steps[i]), int(self.over[i])])
+    def _rng(self, i: int, purpose: int) -> np.random.Generator:
+        """Return the generator of a column's step: of its session's beginning (0), or of the user's response (1)."""
+        return np.random.default_rng([self.seeds[i], int(self.sessions[i]), int(self.steps[i]), purpose])
 
     def _row(self) -> Batch:
         response = {"click": self.click.copy(), "engagement": self.engagement.copy()}
@@ -159,35 +160,43 @@ class InterestEvolution(VecEnv):
     def close(self) -> None:
         """Do nothing: there are no resources to release."""
 
-    def solve(self, gamma: float = 1.0, slates: Sequence[Sequence[int]] | None = None) -> tuple[np.ndarray, np.ndarray]:
-        """Compute optimal values by value iteration over all users and slates of the fixed documents.
+    @property
+    def users(self) -> np.ndarray:
+        """Return the levels of the interests of all users, ``[users, topics]``."""
+        return np.array([*itertools.product(range(self.cfg.num_levels), repeat=self.cfg.num_topics)])
+
+    @property
+    def slates(self) -> np.ndarray:
+        """Return all slates of different documents, ``[slates, slate_size]``, documents in ascending order."""
+        return np.array([*itertools.combinations(range(self.cfg.num_documents), self.cfg.slate_size)])
+
+    def solve(self, gamma: float = 1.0, policy: np.ndarray | None = None) -> np.ndarray:
+        """Compute values over all users and slates of the fixed documents, by value iteration.
 
         Args:
             gamma: discount factor, besides the end of sessions.
-            slates: the slates to choose from; None: all.
+            policy: the slate of every user, ``[users]``; None: the best one.
 
         Returns:
-            ``Q*(user, slate)``, ``[users, slates]``, users in the order of ``itertools.product`` over levels; and the
-            slates.
+            ``Q(user, slate)``, ``[users, slates]``.
         """
-        cfg = self.cfg
-        users = np.array([*itertools.product(range(cfg.num_levels), repeat=cfg.num_topics)])
-        found = np.array(
-            slates if slates is not None else [*itertools.combinations(range(cfg.num_documents), cfg.slate_size)]
-        )
+        cfg, users, slates = self.cfg, self.users, self.slates
         place = {tuple(user): i for i, user in enumerate(users.tolist())}
-        chance = np.array([[self.probabilities(u, self.fixed, slate) for slate in found] for u in users])
+        chance = np.array([[self.probabilities(user, self.fixed, slate) for slate in slates] for user in users])
         topic, quality = self.fixed[:, :-1].argmax(1), self.fixed[:, -1].astype(np.float64)
-        moved = np.empty((2, len(users), cfg.num_topics), np.int64)
-        for (k, u), t in itertools.product(itertools.product(range(2), range(len(users))), range(cfg.num_topics)):
-            after = users[u].copy()
-            after[t] = np.clip(after[t] + (1 if k else -1), 0, cfg.num_levels - 1)
-            moved[k, u, t] = place[tuple(after.tolist())]
-        value = np.zeros(len(users))
+        step = np.eye(cfg.num_topics, dtype=np.int64)
+        fell, rose = (
+            np.array(
+                [[place[tuple((user + d).clip(0, cfg.num_levels - 1).tolist())] for d in sign * step] for user in users]
+            )
+            for sign in (-1, 1)
+        )  # [users, topics]
+        value, stays, rows = np.zeros(len(users)), gamma * cfg.persistence, np.arange(len(users))
         while True:
-            later = cfg.drift * value[moved[1]] + (1.0 - cfg.drift) * value[moved[0]]  # [users, topics]
-            item = quality + gamma * cfg.persistence * later[:, topic]  # [users, documents]
-            q = (chance[..., :-1] * item[:, found]).sum(-1) + chance[..., -1] * gamma * cfg.persistence * value[:, None]
-            if np.abs(q.max(1) - value).max() < 1e-10:
-                return q, found
-            value = q.max(1)
+            later = cfg.drift * value[rose] + (1.0 - cfg.drift) * value[fell]  # [users, topics]
+            item = quality + stays * later[:, topic]  # [users, documents]
+            q = (chance[..., :-1] * item[:, slates]).sum(-1) + chance[..., -1] * stays * value[:, None]
+            new = q.max(1) if policy is None else q[rows, policy]
+            if np.abs(new - value).max() < 1e-10:
+                return q
+            value = new
