@@ -125,24 +125,24 @@ def test_ranked_rewards_by_hand():
         segment([[1, 1], [2, 0], [0, 2], [4, 5]], [[0, 1], [1, 0], [0, 0], [0, 1]], [False, False]),
         learner_of(algorithm),
     )
-    assert algorithm.scores[:3].tolist() == [1.0, 3.0, 7.0]
-    assert float(algorithm.threshold) == 5.0  # the 0.75 quantile of 1, 3, 7
+    assert algorithm.ranked.scores[:3].tolist() == [1.0, 3.0, 7.0]
+    assert float(algorithm.ranked.threshold) == 5.0  # the 0.75 quantile of 1, 3, 7
     # ... which goes on: 4 + 2, while column 1 ends with 9: the fifth return replaces the first
     algorithm.observe(segment([[2, 0], [0, 9]], [[1, 0], [0, 1]], [False, True]), learner_of(algorithm))
-    assert algorithm.scores.tolist() == [9.0, 3.0, 7.0, 6.0]
-    assert float(algorithm.threshold) == 7.5
+    assert algorithm.ranked.scores.tolist() == [9.0, 3.0, 7.0, 6.0]
+    assert float(algorithm.ranked.threshold) == 7.5
     assert algorithm.ranked(torch.tensor([7.0, 7.5, 8.0]).double(), 0.0).tolist() == [-1.0, 0.0, 1.0]
 
 
 def test_the_best_return_is_ranked_first_whatever_the_others_are():
     algorithm = made("knapsack", **R2, best_return=220.0)
-    algorithm.threshold.fill_(220.0)
+    algorithm.ranked.threshold.fill_(220.0)
     assert algorithm.ranked(torch.tensor([180.0, 220.0]).double(), -1.0).tolist() == [-1.0, 1.0]
 
 
 def test_ranked_rewards_are_the_targets_and_the_rewards_of_the_search():
     algorithm = made("knapsack", **R2, num_simulations=20)
-    algorithm.threshold.fill_(200.0)
+    algorithm.ranked.threshold.fill_(200.0)
     row = algorithm.model.env.reset([0])
     step = row | {"is_first": torch.tensor([True]), "prev_reward": torch.zeros(1)}
     with torch.inference_mode():

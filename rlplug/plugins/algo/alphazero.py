@@ -16,17 +16,10 @@ from torch import Tensor
 from rlplug import tree
 from rlplug.api import Algorithm, Clip, Context, Job, Learner, Losses, Needs, Optim, Play, Segment
 from rlplug.functional import mcts
-from rlplug.functional.returns import ended, episode_metrics, gae
+from rlplug.functional.returns import episode_metrics, gae
 from rlplug.nn import ActorCritic, Adam
-from rlplug.settings import (
-    NonNegativeFloat,
-    PositiveFloat,
-    PositiveInt,
-    Scheduled,
-    UnitFloat,
-    option,
-    settings,
-)
+from rlplug.nn.ranked import RankedReturns
+from rlplug.settings import NonNegativeFloat, PositiveFloat, PositiveInt, Scheduled, UnitFloat, option, settings
 from rlplug.types import Batch, ConfigError, EnvSpec, Mode, Weights
 
 Opponent = Literal["random", "one_ply", "minimax"]
@@ -101,20 +94,11 @@ class AlphaZero(Algorithm):
             if self.solved is None:
                 raise ConfigError("algo.opponents", "has minimax, which is exact for tiny games only; leave it out")
         self._check_memory()
-        size = cfg.num_returns if cfg.ranked_rewards else 0
-        self.scores: Tensor
-        self.scored: Tensor
-        self.running: Tensor
-        self.threshold: Tensor
+        self.ranked: RankedReturns | None = None
+        if cfg.ranked_rewards:
+            self.ranked = RankedReturns(cfg.num_returns, ctx.num_envs, cfg.percentile, cfg.best_return)
         self.opponent: Tensor
-        for name, x in {
-            "scores": torch.zeros(size, dtype=torch.float64),
-            "scored": torch.zeros((), dtype=torch.long),
-            "running": torch.zeros(ctx.num_envs if size else 0, dtype=torch.float64),
-            "threshold": torch.full((), -torch.inf, dtype=torch.float64),
-            "opponent": torch.tensor([NOBODY, 0]),
-        }.items():
-            self.register_buffer(name, x)
+        self.register_buffer("opponent", torch.tensor([NOBODY, 0]))
 
     def _check_memory(self) -> None:
         """Check that the trees of all columns fit into memory.
@@ -122,9 +106,7 @@ class AlphaZero(Algorithm):
         Raises:
             ConfigError: they do not.
         """
-        columns, state = len(self.ctx.env_ids), self.ctx.spec.extras["env_state"]
-        parts = state.spaces.values() if isinstance(state, spaces.Dict) else [state]
-        size = sum(int(np.prod(part.shape or ())) * np.dtype(part.dtype).itemsize for part in parts)
+        columns, size = len(self.ctx.env_ids), spaces.flatdim(self.ctx.spec.extras["env_state"]) * 8
         needed = mcts.nbytes(columns, self.room + 1, self.actions, size) * (2 if self.cfg.reuse_tree else 1)
         host = self.ctx.device.type == "cpu"
         free = psutil.virtual_memory().available if host else torch.cuda.mem_get_info(self.ctx.device)[0]
@@ -138,7 +120,7 @@ class AlphaZero(Algorithm):
         return {"network": Optim(adam, self.cfg.grad_clip, self.cfg.grad_clip_by, lr=self.lr)}
 
     def actor_keys(self) -> tuple[str, ...]:
-        own = ("threshold", "opponent")
+        own = ("ranked.threshold", "opponent")
         return tuple(name for name in self.state_dict() if name.startswith("net.") or name in own)
 
     def initial_carry(self, n: int) -> Batch:
@@ -228,15 +210,20 @@ class AlphaZero(Algorithm):
         found = {"state": state, "prior": dist.params.exp(), "legal": legal | over.unsqueeze(-1)}
         return found | {"value": value, "sign": sign, "over": over}
 
+    def _result(self, row: Batch) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the first player's reward, and whether the episode terminates or is truncated, ``[..., B]``."""
+        reward, terminated, truncated = (row[key] for key in ("reward", "terminated", "truncated"))
+        if self.players == 1:
+            return reward, terminated, truncated
+        return reward[..., 0], terminated.all(-1), truncated.all(-1)
+
     def _expand(self, state: Any, action: Tensor) -> Batch:
         """Step the simulator: ``mcts.Expand``."""
         joint = action if self.players == 1 else action.unsqueeze(-1).expand(-1, 2)
         row = self.model.step(state["env_state"], joint)
-        reward, terminated, truncated = (row[key] for key in ("reward", "terminated", "truncated"))
-        if self.players == 2:
-            reward, terminated, truncated = reward[:, 0], terminated.all(-1), truncated.all(-1)
+        reward, terminated, truncated = self._result(row)
         after, over = {"env_state": row["env_state"]}, terminated | truncated
-        if "score" in state:
+        if self.ranked is not None:
             after["score"] = state["score"] + reward
             terminated, reward = over, torch.where(over, self.ranked(after["score"], 0.0), 0.0)
         return self._node(row, after, terminated, over) | {"reward": reward}
@@ -294,67 +281,32 @@ class AlphaZero(Algorithm):
         row = self.model.step(state, action.unsqueeze(-1).expand(-1, 2))
         return row["reward"].gather(1, self.model.player(state).unsqueeze(1)).squeeze(1)  # type: ignore[attr-defined]
 
-    def ranked(self, score: Tensor, tie: Any) -> Tensor:
-        """Return the ranked reward of an episode's return: 1, -1, or ``tie``. R2, equation 4."""
-        best = torch.inf if self.cfg.best_return is None else self.cfg.best_return
-        z = torch.where(score < self.threshold, -1.0, torch.as_tensor(tie, dtype=torch.float32, device=score.device))
-        return torch.where((score > self.threshold) | (score >= best), 1.0, z).float()
-
     def observe(self, segment: Segment, learner: Learner) -> None:
-        """Keep the returns of ended episodes, and their percentile: the same on every rank."""
-        if not self.cfg.ranked_rewards:
-            return
-        batch, ids = segment.batch, torch.tensor([*self.ctx.env_ids], device=self.threshold.device)[segment.columns]
-        valid, over = batch["valid"][:-1], ended(batch)
-        now, found = self.running[ids], list[Tensor]()
-        for t in range(len(valid)):
-            now = torch.where(batch["is_first"][t], 0.0, now) + torch.where(valid[t], batch["reward"][t], 0.0)
-            found.append(torch.where(over[t], now, torch.nan))
-        self.running[learner.gather(ids)] = learner.gather(now)
-        for score in learner.gather(torch.stack(found, 1)).T.flatten().tolist():
-            if score == score:
-                self.scores[self.scored % len(self.scores)] = score
-                self.scored += 1
-        if self.scored:
-            self.threshold.fill_(self.scores[: int(self.scored)].quantile(self.cfg.percentile))
+        """Keep the returns of ended episodes: the same on every rank."""
+        if self.ranked is not None:
+            ids = torch.tensor([*self.ctx.env_ids], device=self.ctx.device)[segment.columns]
+            self.ranked.observe(segment.batch, ids, learner.gather)
 
     def prepare(self, batch: Batch) -> Batch:
         """Compute the targets of whole episodes: the search's policy, and the return of the player to move."""
-        rows, batch = len(batch["valid"]), {**batch}
-        flat = {key: tree.map(lambda x: x.flatten(0, 1), batch[key]) for key in ("obs", "env_state")}
-        if "action_mask" in batch:
-            flat["action_mask"] = batch["action_mask"].flatten(0, 1)
-        obs, legal, sign = self._view(flat)
-        reward, terminated, truncated = (batch[key] for key in ("reward", "terminated", "truncated"))
-        if self.players == 2:
-            reward, terminated, truncated = reward[..., 0], terminated.all(-1), truncated.all(-1)
-        valid = batch["valid"]
-        if self.cfg.ranked_rewards:
+        valid, seen = batch["valid"], {key: batch[key] for key in ("obs", "env_state", "action_mask") if key in batch}
+        obs, legal, sign = self._view(tree.map(lambda x: x.flatten(0, 1), seen))
+        reward, terminated, truncated = self._result(batch)
+        if self.ranked is not None:
             last = valid & (terminated | truncated)
             score = torch.where(valid, reward, 0.0).double().sum(0)
             tie = self.ctx.rand(len(score)).ge(0.5).float() * 2.0 - 1.0
             reward, terminated = torch.where(last, self.ranked(score, tie), 0.0), terminated | last
-        value = self.net.values({"obs": obs}, {}) * self.cfg.value_scale * sign
-        value = value.view(rows, -1)
+        scale = (self.cfg.value_scale * sign).view_as(valid)
+        value = self.net.values({"obs": obs}, {}).view_as(valid) * scale
         _, returns = gae(reward, value, terminated, valid, self.cfg.gamma, self.cfg.lambda_)
-        target = returns * sign.view(rows, -1) / self.cfg.value_scale
-
-        def shaped(x: Tensor) -> Tensor:
-            return x.view(rows, -1, *x.shape[1:])
-
-        return {
-            "obs": tree.map(shaped, obs),
-            "action_mask": shaped(legal),
-            "policy": batch["policy"],
-            "returns": target,
-            "valid": valid,
-        }
+        own = tree.map(lambda x: x.view(*valid.shape, *x.shape[1:]), {"obs": obs, "action_mask": legal})
+        return own | {"policy": batch["policy"], "returns": returns / scale, "valid": valid}
 
     def forward(self, batch: Batch, parts: Sequence[str]) -> Losses:
         """Minimize ``(z - v)^2 - pi^T log p + c ||theta||^2``: AlphaZero, equation 1."""
         dist, value = self.net(batch, {})
-        logp = dist.params
-        policy = -torch.where(batch["policy"] > 0, batch["policy"] * logp, 0.0).sum(-1)
+        policy = -torch.where(batch["policy"] > 0, batch["policy"] * dist.params, 0.0).sum(-1)
         terms = {"policy": policy, "value": self.cfg.vf_loss_coeff * (value - batch["returns"]).square()}
         if self.cfg.l2_coeff:
             terms["l2"] = self.cfg.l2_coeff * sum(p.square().sum() for p in self.net.parameters())
@@ -365,8 +317,8 @@ class AlphaZero(Algorithm):
         for epoch in range(self.cfg.num_sgd_iter):
             for minibatch in learner.minibatches(batch, self.cfg.sgd_minibatch_size, "row"):
                 losses = learner.minimize(minibatch, self, diagnostics=epoch == self.cfg.num_sgd_iter - 1)
-        if self.cfg.ranked_rewards:
-            losses.metrics["threshold"] = self.threshold.float()
+        if self.ranked is not None:
+            losses.metrics["threshold"] = self.ranked.threshold.float()
         return losses
 
     def candidate_weights(self, candidate: Batch) -> Weights:

@@ -99,11 +99,11 @@ class SlateQ(Algorithm):
         ):
             said = "slateq needs observations {user, documents, response: {click}}"
             raise ConfigError("env", f"{said}, such as env=interest_evolution")
-        shape = parts["documents"].shape or ()
-        if not isinstance(group.action, spaces.MultiDiscrete) or (group.action.nvec != shape[0]).any():
-            raise ConfigError("env", f"slateq needs slates as MultiDiscrete actions of {shape[0]} documents each")
-        if len(group.action.nvec) > shape[0]:
-            said = f"the slate has {len(group.action.nvec)} places, but there are only {shape[0]} documents"
+        (count, _), action = parts["documents"].shape or (0, 0), group.action
+        if not isinstance(action, spaces.MultiDiscrete) or (action.nvec != count).any():
+            raise ConfigError("env", f"slateq needs slates as MultiDiscrete actions of {count} documents each")
+        if len(action.nvec) > count:
+            said = f"the slate has {len(action.nvec)} places, but there are only {count} documents"
             raise ConfigError("env", f"{said}; make it smaller")
         return Needs(
             Window(1), data="windows", off_policy=True, keys=("obs", "action", "reward", "terminated", "valid")
