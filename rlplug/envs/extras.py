@@ -42,8 +42,11 @@ class Extras:
             if key not in info:
                 known = f"has {', '.join(map(str, info))}" if info else "is empty"
                 raise ConfigError(OPTION, f"the environment's info lacks {key!r} at the first reset: it {known}")
-            space = _space(key, info[key])
-            self.spaces[key] = space if key == STATE else inside_obs(space)
+            if (space := space_of(info[key])) is None:
+                said = f"info[{key!r}] is of type {type(info[key]).__name__}; expected a number or array"
+                raise ConfigError(OPTION, said)
+            exact = Box(-np.inf, np.inf, space.shape, np.float64)
+            self.spaces[key] = exact if key == STATE else inside_obs(space)
         self._read: dict[str, Any] = {key: leaf_reader(f"info[{key!r}]", x) for key, x in self.spaces.items()}
         self._read |= {key: np.asarray for key in (STATE,) if key in keys}
 
@@ -62,20 +65,20 @@ class Extras:
             rows[key][i] = read(info[key])
 
 
-def _space(key: str, value: Any) -> Space[Any]:
+def space_of(value: Any) -> Space[Any] | None:
+    """Return an unbounded space of a number or an array; None if the value is neither."""
     try:
         x = np.asarray(value)
     except ValueError:  # lists of different lengths
-        x = np.asarray(None)
+        return None
     dtype: Any = np.dtype(x.dtype).type
     match x.dtype.kind:
         case "f":
-            return Box(-np.inf, np.inf, x.shape, dtype)
+            return Box(-np.inf, np.inf, x.shape, np.float32)
         case "b":
             return Box(0, 1, x.shape, dtype)
         case "i" | "u":
             limits: Any = np.iinfo(dtype)
             return Box(limits.min, limits.max, x.shape, dtype)
         case _:
-            pass
-    raise ConfigError(OPTION, f"info[{key!r}] is of type {type(value).__name__}; expected a number or array")
+            return None

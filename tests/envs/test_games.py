@@ -10,9 +10,17 @@ import pytest
 import torch
 from pettingzoo.classic import connect_four_v3, tictactoe_v3
 
+from rlplug import tree
 from rlplug.envs.games import GameSimulator, KuhnPoker, Minimax, connect_four, tic_tac_toe
-from rlplug.envs.matrix_games import best_response, exploitability, rock_paper_scissors
-from rlplug.plugins.env.teams import Pursuit
+from rlplug.envs.matrix_games import (
+    CLIMBING,
+    MatrixGame,
+    TwoStepGame,
+    best_response,
+    exploitability,
+    rock_paper_scissors,
+)
+from rlplug.plugins.env.teams import Carts, Pursuit, SimpleSpread
 from rlplug.testing.checks import envs as kit
 from rlplug.types import RunError
 
@@ -186,6 +194,30 @@ def test_hunters_catch_prey_on_its_cell_and_where_they_exchange_cells():
     assert result["prey"]["reward"].tolist() == [[0.0, -1.0]]
     assert result["hunters"]["terminated"].all()
     assert not game.row(state)["hunters"]["alive"].any()
+
+
+GAMES = {
+    "tic-tac-toe": (tic_tac_toe, 9),
+    "connect four": (connect_four, 7),
+    "kuhn": (KuhnPoker, 2),
+    "two-step": (TwoStepGame, 2),
+    "matrix": (lambda device: MatrixGame(np.array([CLIMBING, CLIMBING]), 3, device), 3),
+    "carts": (lambda device: Carts(2), 2),
+    "spread": (lambda device: SimpleSpread(3, 0.5, device), 5),
+    "chase": (lambda device: Pursuit(2, 1, 7, device), 5),
+}
+
+
+@pytest.mark.parametrize("name", GAMES)
+def test_a_game_computes_on_its_device(name):
+    """On ``meta``, an operation with a tensor of the host raises, as on an accelerator; so does reading a value."""
+    (make, actions), meta = GAMES[name], torch.device("meta")
+    game = make(meta)
+    state = game.initial(torch.rand(4, game.noise_size, device=meta, dtype=torch.float64))
+    action = {name: torch.randint(actions, (4, len(of.agents)), device=meta) for name, of in game.spec.groups.items()}
+    after, result = game.move(state, action if game.spec.nested else next(iter(action.values())))
+    leaves = tree.leaves({"after": after, "result": result, "row": game.row(after)})
+    assert {leaf.device.type for leaf in leaves} == {"meta"}
 
 
 def test_carts_are_cartpoles_of_their_own():

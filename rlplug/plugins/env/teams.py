@@ -70,6 +70,7 @@ class Pursuit(Game):
     def __init__(self, hunters: int, prey: int, size: int, device: torch.device | None = None) -> None:
         self.hunters, self.size, self.noise_size = hunters, size, 2 * (hunters + prey)
         self._moves = torch.tensor(self.MOVES, device=device)
+        self._pairs = _pairs(hunters + prey, device)
         others = 3 * (hunters + prey - 1)
         obs, state = (Box(-1.0, 1.0, (width,), np.float32) for width in (2 + others, 2 * hunters + 3 * prey))
         names = {"hunters": ("hunter", hunters, 9), "prey": ("prey", prey, 5)}
@@ -112,8 +113,8 @@ class Pursuit(Game):
         n = alive.shape[1]
         way = (places[:, None] - places[:, :, None]) * alive[:, None, :, None]
         seen = torch.cat([way, alive[:, None, :, None].float().expand(-1, n, -1, 1)], -1)
-        others = ~torch.eye(n, dtype=torch.bool, device=alive.device)
-        obs = torch.cat([places, seen[:, others].view(len(alive), n, -1)], -1)
+        me, other = self._pairs
+        obs = torch.cat([places, seen[:, me, other].view(len(alive), n, -1)], -1)
         whole = torch.cat([places.flatten(1), state["alive"].float()], 1)
         return {
             "hunters": {"obs": obs[:, : self.hunters], "alive": going},
@@ -123,6 +124,12 @@ class Pursuit(Game):
 
     def _stepped(self, cells: Tensor, action: Tensor) -> Tensor:
         return (cells + self._moves[action]).clamp(0, self.size - 1)
+
+
+def _pairs(n: int, device: torch.device | None) -> Tensor:
+    """Return the indices of all pairs of different agents, ``[2, n (n - 1)]``, ordered by the first."""
+    pairs = [(i, j) for i in range(n) for j in range(n) if i != j]
+    return torch.tensor(pairs, dtype=torch.int64, device=device).view(-1, 2).T
 
 
 class Chase(GameEnv):
@@ -154,7 +161,10 @@ class SimpleSpread(Game):
         self._push = self.FORCE * torch.tensor(
             [(0.0, 0.0), (-1.0, 0.0), (1.0, 0.0), (0.0, -1.0), (0.0, 1.0)], dtype=torch.float64, device=device
         )
-        self._others = ~torch.eye(agents, dtype=torch.bool, device=device)[..., None]
+        self._pairs, self._others = (
+            _pairs(agents, device),
+            ~torch.eye(agents, dtype=torch.bool, device=device)[..., None],
+        )
         width = 4 + 2 * agents + 4 * (agents - 1)
         obs, state = (Box(-np.inf, np.inf, (size,), np.float32) for size in (width, width * agents))
         names = tuple(f"agent_{i}" for i in range(agents))
@@ -184,7 +194,8 @@ class SimpleSpread(Game):
     def row(self, state: Batch) -> Batch:
         position = state["position"]
         to_landmarks, to_agents = (x[:, None] - position[:, :, None] for x in (state["landmark"], position))
-        others = to_agents[:, self._others.squeeze(-1)].view(len(position), self.agents, -1)
+        me, other = self._pairs
+        others = to_agents[:, me, other].view(len(position), self.agents, -1)
         silence = torch.zeros_like(others)  # what the others say: nothing
         parts = [state["velocity"], position, to_landmarks.flatten(2), others, silence]
         obs = torch.cat(parts, -1).float()
