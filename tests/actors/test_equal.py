@@ -25,8 +25,10 @@ SLOW = ("dqn", "parameter", "device", "alphazero", "slateq")
 PLANS = ("num_envs=4", "logger.only=[]", "model.hidden=[16]", "train_batch_size=4", "replay_ratio=0.03125")
 CASES = {
     "alphazero, ranked rewards, reused trees": (
-        (*PLANS, "algo=alphazero", "env=knapsack", "algo.num_simulations=6", "algo.ranked_rewards=true")
-        + ("algo.reuse_tree=true", "algo.num_returns=20"),
+        (
+            *(*PLANS, "algo=alphazero", "env=knapsack", "algo.num_simulations=6", "algo.ranked_rewards=true"),
+            *("algo.reuse_tree=true", "algo.num_returns=20"),
+        ),
         4,
     ),
     "slateq": ((*PLANS, "algo=slateq", "env=interest_evolution", "num_steps_sampled_before_learning_starts=32"), 4),
