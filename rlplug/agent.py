@@ -84,12 +84,7 @@ class Agent:
         self._first |= ended
 
     def act(
-        self,
-        obs: Any,
-        mode: Mode = "greedy",
-        reward: Any = None,
-        action_mask: Any = None,
-        env_state: Any = None,
+        self, obs: Any, mode: Mode = "greedy", reward: Any = None, action_mask: Any = None, env_state: Any = None
     ) -> Any:
         """Return one action, or ``[n, ...]``; a recurrent state is kept until the next call.
 
@@ -119,9 +114,7 @@ class Agent:
             step["action_mask"] = self._mask(action_mask, columns)
         elif action_mask is not None:
             raise ValueError("this policy was trained without action masks")
-        if self.ctx.needs.simulates:
-            if env_state is None:
-                raise ValueError("this policy plans from the environment's state: act(obs, env_state=...)")
+        if env_state is not None:
             step["env_state"] = env_state if n is not None else tree.map(lambda x: np.asarray(x)[None], env_state)
         with torch.inference_mode(), self.ctx.acting(EnvShard("eval", columns, range(columns))):
             # copies, so that the caller may reuse the arrays

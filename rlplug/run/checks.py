@@ -35,7 +35,6 @@ WHAT: dict[Data, str] = {
     "episodes": "whole episodes",
 }
 
-PLAIN = {"normalize_obs": False, "scale_reward": 1.0, "normalize_reward": False, "clip_reward": None}
 FOR_EVER = 10**12  # environment steps
 BESIDE_WEIGHTS = 3  # bytes per byte of weights: a gradient and Adam's two moments
 
@@ -65,9 +64,9 @@ def _loop(run: ResolvedRun) -> Refusals:
            f"{name} {why}; use {_options('loop', lambda cls: cls.refusal(algorithm, needs) is None)}")
     yield (not _has_rows(buffer.cls, loop), "loop", lambda:
            f"{name} {does}; use {ways()}")
-    for option, plain in PLAIN.items():
+    for option, plain in {"normalize_obs": 0, "normalize_reward": 0, "scale_reward": 1, "clip_reward": None}.items():
         yield (needs.simulates and getattr(run.config.preprocess, option) != plain, f"preprocess.{option}",
-               f"changes the environment's rows, but {run.config.algo.name} plans with a simulator; use {show(plain)}")
+               f"changes the environment's rows, but {run.config.algo.name} plans with a simulator; use the default")
     for option in ("in_flight", "broadcast_interval"):
         yield (getattr(run.loop.tempo, option) > 1 and not needs.off_policy and not needs.gradients, f"loop.{option}",
                f"collects with older weights, which {run.config.algo.name} does not support; use 1")
@@ -134,15 +133,13 @@ def _exploration(run: ResolvedRun) -> Refusals:
         "env.mask_key", "null runs without masks")
     yield (run.spec.has_masks and "action_mask" not in needs.keys, key,
            f"{algo} does not support action masks; {way}")
-    why = ("computes gradients in its actors" if needs.gradients else
-           "plans with those of a simulator" if needs.simulates else "uses no rewards")
+    why = "computes gradients in its actors" if needs.gradients else "uses none, or a simulator's"
     perturb = [key for key, chosen in modules.items() if chosen.cls.perturb is not Exploration.perturb]
     for key, chosen in modules.items():
         cls, at = chosen.cls, f"exploration.{key}"
         yield (changes_actions(cls) and not needs.perturbable, at,
                f"changes actions, which {algo} cannot learn from; leave it out")
-        yield (cls.intrinsic_reward is not Exploration.intrinsic_reward and (
-               needs.gradients or needs.simulates or not needs.rewards), at,
+        yield (cls.intrinsic_reward is not Exploration.intrinsic_reward and (needs.gradients or not needs.rewards), at,
                f"rewards rows that the learner samples, but {algo} {why}; leave it out")
         yield (run.spec.has_agents and cls.perturb_weights is not Exploration.perturb_weights and not cls.knows_agents,
                at, "changes the weights of one agent, but the environment has several; leave it out")
@@ -164,7 +161,7 @@ def _hardware(run: ResolvedRun) -> Refusals:
         yield from shares(run.config.train_batch_size, plan)
     for option, plain in (("microbatches", 1), ("precision", "32-true")):
         yield (needs.gradients and getattr(plan, option) != plain, f"hardware.{option}", "applies to gradients of "
-               f"the learner, but {algo}'s actors compute them; use {show(plain)}")
+               f"the learner, but {algo}'s actors compute them; use the default")
     if (actors := plan.actors) is not None:
         count, key = actors.count, "hardware.actors.count"
         yield num_envs % count, key, _uneven(f"num_envs={num_envs}", f"{count} actors", (

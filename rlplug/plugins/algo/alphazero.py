@@ -74,7 +74,7 @@ class AlphaZero(Algorithm):
             raise ConfigError("algo.value_bounds", "give the smallest and the largest return, or null")
         keys = ("obs", "action", "action_mask", "policy", "reward", "terminated", "truncated", "valid", "env_state")
         keys += ("prev_reward",) if cfg.ranked_rewards else ()
-        return Needs(data="episodes", off_policy=True, simulates=True, keys=keys)
+        return Needs(data="episodes", off_policy=True, rewards=False, simulates=True, keys=keys)
 
     def __init__(self, cfg: Config, ctx: Context) -> None:
         super().__init__()
@@ -144,6 +144,8 @@ class AlphaZero(Algorithm):
 
     def act(self, step: Batch, carry: Batch, mode: Mode) -> tuple[Batch, Batch]:
         """Return ``action`` and ``policy [B, A]``, the root's visits as fractions."""
+        if "env_state" not in step:
+            raise ValueError("this policy plans from the environment's state: act(obs, env_state=...)")
         carry, (_, legal, sign) = self._counted(step, carry), self._view(step)
         policy = legal / legal.sum(-1, keepdim=True).clamp(min=1)
         moves: Any = carry.get("move")
