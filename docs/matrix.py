@@ -21,6 +21,8 @@ from rlplug.testing.checks.matrix import FACTORS, Cell, Levels, levels
 
 FOUND = Path(__file__).with_name("matrix.json")
 OURS = ("rlplug", "rlplug-reinforce")
+APART = ("alphazero", "slateq")
+"""algorithms that need environments of their own: a simulator, slates of documents"""
 SPACES = ("observation", "action")
 FEATURES = tuple(factor for factor in FACTORS if factor not in SPACES)
 SAID = {
@@ -189,7 +191,7 @@ def find() -> dict[str, Any]:
     """Build the content of matrix.json."""
     every: dict[str, Any] = {}
     for (kind, name), by in registry.owners().items():
-        if kind == "algo" and by[0].distribution in OURS and not for_agents(name):
+        if kind == "algo" and by[0].distribution in OURS and name not in APART and not for_agents(name):
             cells, refused = discover(name)
             said = {_text(some): "\n".join(refused[some]) for some in sorted(refused, key=_order)}
             every[name] = {"runs": [str(cell).partition(" ")[2] for cell in cells], "refused": said}

@@ -83,7 +83,9 @@ class Agent:
             raise ValueError(f"ended should be [{len(self._first)}] bool, got {ended.shape} {ended.dtype}")
         self._first |= ended
 
-    def act(self, obs: Any, mode: Mode = "greedy", reward: Any = None, action_mask: Any = None) -> Any:
+    def act(
+        self, obs: Any, mode: Mode = "greedy", reward: Any = None, action_mask: Any = None, env_state: Any = None
+    ) -> Any:
         """Return one action, or ``[n, ...]``; a recurrent state is kept until the next call.
 
         Args:
@@ -91,6 +93,7 @@ class Agent:
             mode: ``greedy``, or ``explore``, which samples from the policy (without exploration modules).
             reward: reward of the last action, ``[n]`` for a batch; for policies that take it as input.
             action_mask: allowed actions, ``[A]`` or ``[n, A]`` bool; for policies trained with masks.
+            env_state: the environment's state, ``[...]`` or ``[n, ...]``; for policies that plan with a simulator.
 
         Raises:
             ValueError: an argument is missing, or does not fit the spaces or the current episodes.
@@ -111,6 +114,8 @@ class Agent:
             step["action_mask"] = self._mask(action_mask, columns)
         elif action_mask is not None:
             raise ValueError("this policy was trained without action masks")
+        if env_state is not None:
+            step["env_state"] = env_state if n is not None else tree.map(lambda x: np.asarray(x)[None], env_state)
         with torch.inference_mode(), self.ctx.acting(EnvShard("eval", columns, range(columns))):
             # copies, so that the caller may reuse the arrays
             seen = tree.map(lambda x: torch.from_numpy(np.array(x, order="C")).to(self.ctx.device), step)

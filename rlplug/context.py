@@ -241,7 +241,9 @@ class RunContext(Context):
         return models[0] if len(models) == 1 else Ensemble(models)
 
     def simulator(self) -> Simulator:
-        found = self._offered("simulator", "has no simulator, which the algorithm needs for planning")
+        found = self._offered(
+            "simulator", "has no simulator; env.simulator=copy or rlplug.envs.simulated may offer one"
+        )
         self.built.add(("simulator", type(found)))
         return found
 

@@ -13,6 +13,7 @@ PLAYED = (
 TEAM = ("env=two_step",)
 # such short episodes would make other environments bandits; only one of two rows is then a final observation
 BANDIT = ("env=linear_bandit", "env.max_episode_steps=1", "rollout_fragment_length=2")
+SLATES = ("algo=slateq",)
 AGENTS = ("algo=independent",)
 TWO_CARTS = ("env=two_carts", "env.max_episode_steps=20")
 
@@ -22,6 +23,7 @@ def rlplug_components() -> list[Component]:
     return [
         Component("algo", "a2c", "rlplug.plugins.algo.a2c:A2C"),
         Component("algo", "a3c", "rlplug.plugins.algo.a2c:A3C"),
+        Component("algo", "alphazero", "rlplug.plugins.algo.alphazero:AlphaZero", ("env=knapsack", "env=tictactoe")),
         Component("algo", "apex_ddpg", "rlplug.plugins.algo.ddpg:DDPG"),
         Component("algo", "apex_dqn", "rlplug.plugins.algo.dqn:DQN"),
         Component("algo", "apex_qmix", "rlplug.plugins.algo.qmix:QMIX", TEAM),
@@ -48,6 +50,7 @@ def rlplug_components() -> list[Component]:
         Component("algo", "qmix", "rlplug.plugins.algo.qmix:QMIX", TEAM),
         Component("algo", "sac", "rlplug.plugins.algo.sac:SAC"),
         Component("algo", "shared", "rlplug.plugins.algo.shared:Shared", TWO_CARTS),
+        Component("algo", "slateq", "rlplug.plugins.algo.slateq:SlateQ", ("env=interest_evolution",)),
         Component("algo", "td3", "rlplug.plugins.algo.ddpg:DDPG"),
         Component("algo", "td3_bc", "rlplug.plugins.algo.ddpg:DDPG", PLAYED),
         Component("buffer", "circular", "rlplug.plugins.buffer.circular:Circular"),
@@ -64,6 +67,8 @@ def rlplug_components() -> list[Component]:
         Component("env", "connect_four", "rlplug.plugins.env.games:ConnectFour", AGENTS),
         Component("env", "dm_control", "rlplug.plugins.env.dm_control:DMControl"),
         Component("env", "gymnasium", "rlplug.plugins.env.gymnasium:Gymnasium"),
+        Component("env", "interest_evolution", "rlplug.plugins.env.interest_evolution:InterestEvolution", SLATES),
+        Component("env", "knapsack", "rlplug.plugins.env.combinatorial:Knapsack"),
         Component("env", "kuhn", "rlplug.plugins.env.games:Kuhn", AGENTS),
         Component("env", "linear_bandit", "rlplug.plugins.env.bandit:LinearBandit"),
         Component("env", "logged_bandit", "rlplug.plugins.env.bandit:LoggedBandit"),
@@ -74,8 +79,10 @@ def rlplug_components() -> list[Component]:
         Component("env", "pettingzoo", "rlplug.plugins.env.agents:PettingZoo", AGENTS),
         Component("env", "recorded", "rlplug.plugins.env.recorded:Recorded"),
         Component("env", "rock_paper_scissors", "rlplug.plugins.env.games:RockPaperScissors", AGENTS),
+        Component("env", "sparse_cartpole", "rlplug.plugins.env.classic_torch:SparseCartPole"),
         Component("env", "spread_torch", "rlplug.plugins.env.teams:Spread", AGENTS),
         Component("env", "tictactoe", "rlplug.plugins.env.games:TicTacToe", AGENTS),
+        Component("env", "tsp", "rlplug.plugins.env.combinatorial:TSP"),
         Component("env", "two_carts", "rlplug.plugins.env.teams:TwoCarts", AGENTS),
         Component("env", "two_step", "rlplug.plugins.env.games:TwoStep", AGENTS),
         Component("exploration", "boltzmann", "rlplug.plugins.exploration.discrete:Boltzmann"),

@@ -7,6 +7,9 @@ from pathlib import Path
 from rlplug import testing
 
 UPDATES = 20
+VECTORS = ("linear_bandit", "bitflip", "knapsack", "tictactoe", "two_carts", "spread_torch", "chase")
+VECTORS += ("interest_evolution",)
+"""environments that are vectors by themselves"""
 RECORDED = Path(testing.__file__).parent / "cartpole.npz"
 
 
@@ -277,7 +280,35 @@ MAPPO = (
 
 SEARCH = words("env=cartpole loop=population loop.episodes=1 buffer=rollout num_envs=1 rollout_fragment_length=1")
 SEARCH |= words("train_batch_size=1 replay_ratio=null")
+ALPHAZERO = words(
+    """
+    algo=alphazero buffer=episodes buffer.capacity=2000 loop=alternate num_envs=4 rollout_fragment_length=4
+    train_batch_size=4 replay_ratio=0.0625 algo.gamma=0.98 algo.lambda_=0.9 algo.num_simulations=8
+    algo.puct_coefficient=1.25 algo.value_bounds=null algo.value_scale=1.0 algo.dirichlet_noise=0.3
+    algo.dirichlet_epsilon=0.25 algo.temperature=1.0 algo.temperature_moves=3 algo.reuse_tree=true
+    algo.ranked_rewards=false algo.percentile=0.75 algo.num_returns=8 algo.best_return=null algo.opponents=[random]
+    algo.lr=0.001 algo.l2_coeff=0.0001 algo.vf_loss_coeff=1.0 algo.vf_share_layers=true algo.sgd_minibatch_size=16
+    algo.num_sgd_iter=1 algo.grad_clip=10.0 algo.grad_clip_by=global_norm
+    """
+)
+SLATEQ = words(
+    """
+    algo=slateq env=interest_evolution env.num_documents=6 env.slate_size=2 env.num_topics=2 env.num_levels=3
+    env.resample=false env.choice_scale=1.0 env.no_click=0.0 env.drift=0.8 env.persistence=0.9 env.world_seed=0
+    env.max_episode_steps=50 buffer=replay buffer.capacity=1000 loop=alternate num_envs=2 rollout_fragment_length=4
+    train_batch_size=32 replay_ratio=0.25 num_steps_sampled_before_learning_starts=64 algo.gamma=0.98
+    algo.choice_model=multinomial_logit algo.slate=exact algo.target_slate=greedy algo.strategy=q_learning
+    algo.null_item=true algo.double_q=true algo.td_error_loss_fn=mse algo.epsilon=0.2 algo.tau=1.0
+    algo.target_network_update_freq=5 algo.lr=0.001 algo.lr_choice_model=0.01 algo.adam_epsilon=1e-08
+    algo.grad_clip=10.0 algo.grad_clip_by=global_norm
+    """
+)
+
 CASES = {
+    "alphazero_knapsack": ALPHAZERO
+    | words("env=knapsack env.values=null env.weights=null env.capacity=null env.num_items=6 algo.ranked_rewards=true"),
+    "alphazero_tictactoe": ALPHAZERO | words("env=tictactoe"),
+    "slateq_interest_evolution": SLATEQ,
     "ppo_cartpole": PPO | words("env=cartpole"),
     "ppo_pendulum": PPO | words("env=pendulum algo.kl_coeff=0.0 algo.vf_clip_param=null"),
     "sac_pendulum": SAC,
@@ -349,7 +380,6 @@ CASES = {
 def overrides(case: str) -> list[str]:
     """The case as words of a command line."""
     settings = {**ALWAYS, **({} if "model" in CASES[case] else MODEL), **CASES[case]}
-    vectors = ("linear_bandit", "bitflip", "spread_torch", "chase", "two_carts", "tictactoe")  # by themselves
-    if CASES[case]["env"] in vectors:
+    if CASES[case]["env"] in VECTORS:
         del settings["env.vectorization"]
     return [f"{key}={value}" for key, value in settings.items()]
