@@ -16,7 +16,7 @@ from rlplug.nn.heads import (
 )
 from rlplug.nn.mlp import MLP, Activation, Init, LayerNorm, Linear, precise
 from rlplug.nn.module import Module
-from rlplug.nn.optim import Adam, adam_or_rmsprop
+from rlplug.nn.optim import Adam, LaProp, adam_or_rmsprop
 from rlplug.nn.recurrent import GRU, LSTM, Recurrent, unroll
 from rlplug.nn.spaces import Flatten, choices_of, flat_size, flatten, remarks
 
@@ -43,6 +43,7 @@ __all__ = [
     "Head",
     "Init",
     "InputCritic",
+    "LaProp",
     "LayerNorm",
     "Linear",
     "Module",

@@ -13,6 +13,17 @@ PLAYED = (
 # such short episodes would make other environments bandits; only one of two rows is then a final observation
 BANDIT = ("env=linear_bandit", "env.max_episode_steps=1", "rollout_fragment_length=2")
 
+SMALL_DREAMS = (
+    "model.size=1m",
+    "train_batch_size=4",
+    "algo.batch_length=8",
+    "algo.imagination_length=3",
+    "algo.warmup=1",
+    "algo.lr=1.0e-3",
+    "num_steps_sampled_before_learning_starts=64",
+    "buffer.capacity=2_000",
+)
+
 
 @hookimpl
 def rlplug_components() -> list[Component]:
@@ -27,6 +38,7 @@ def rlplug_components() -> list[Component]:
         Component("algo", "ddpg", "rlplug.plugins.algo.ddpg:DDPG"),
         Component("algo", "discrete_cql", "rlplug.plugins.algo.dqn:DQN", PLAYED),
         Component("algo", "dqn", "rlplug.plugins.algo.dqn:DQN"),
+        Component("algo", "dreamerv3", "rlplug.plugins.algo.dreamerv3:DreamerV3", SMALL_DREAMS),
         Component("algo", "impala", "rlplug.plugins.algo.impala:IMPALA"),
         Component("algo", "iql", "rlplug.plugins.algo.iql:IQL", PLAYED),
         Component("algo", "lingreedy", "rlplug.plugins.algo.linear_bandit:LinGreedy", BANDIT),
@@ -79,6 +91,7 @@ def rlplug_components() -> list[Component]:
         Component("model", "mlp", "rlplug.plugins.model.mlp:MLP"),
         Component("model", "multi_input", "rlplug.plugins.model.multi_input:MultiInput"),
         Component("model", "nature_cnn", "rlplug.plugins.model.cnn:NatureCNN"),
+        Component("model", "rssm", "rlplug.plugins.model.rssm:RSSM", ("algo=dreamerv3", *SMALL_DREAMS)),
     ]
 
 

@@ -1,0 +1,251 @@
+"""DreamerV3, Hafner et al. 2025 (arXiv:2301.04104; doi:10.1038/s41586-025-08744-2).
+
+A world model learns from replayed sequences: it encodes them as states, and predicts the next state, the observation,
+the reward and whether the episode continues. Actor and critic learn from trajectories that the world model imagines. A
+row of a sequence holds the reward that led to it, as in the paper; a final observation is such a row, too.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from gymnasium import spaces
+from torch import Tensor
+from torch.nn.functional import binary_cross_entropy_with_logits, one_hot
+
+from rlplug import tree
+from rlplug.api import Algorithm, Context, Learner, Losses, Needs, Optim, Window
+from rlplug.functional.targets import polyak_
+from rlplug.functional.two_hot import symexp_bins, two_hot_loss, two_hot_mean
+from rlplug.functional.world_models import balanced_kl, lambda_returns
+from rlplug.nn import DiagGaussian, LaProp, MultiCategorical, choices_of
+from rlplug.nn.rssm import STOCH, Decoder, DenseHead
+from rlplug.nn.rssm import RSSM as Dynamics
+from rlplug.settings import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Scheduled, UnitFloat, option
+from rlplug.settings import settings
+from rlplug.types import Batch, ConfigError, EnvSpec, Mode
+
+
+class DreamerV3(Algorithm):
+    @settings
+    class Config:
+        batch_length: PositiveInt = option("Rows of a sequence; a sample has train_batch_size sequences.")
+        stride: PositiveInt = option("Rows between stored states, at which sequences begin.")
+        imagination_length: PositiveInt = option("Imagined steps from every row of a sample.")
+        horizon: PositiveFloat = option("The discount factor is 1 - 1 / horizon.")
+        lambda_: UnitFloat = option("Weight of longer returns.")
+        entropy: NonNegativeFloat = option("Weight of the policy's entropy.")
+        unimix: UnitFloat = option("Share of the uniform distribution in states and discrete policies.")
+        free_nats: NonNegativeFloat = option("KL divergence below which neither loss has a gradient.")
+        dyn_scale: NonNegativeFloat = option("Weight of the loss that trains the prior.")
+        rep_scale: NonNegativeFloat = option("Weight of the loss that trains the posterior.")
+        replay_value_scale: NonNegativeFloat = option("Weight of the critic's loss on replayed rows; 0: off.")
+        slow_critic_scale: NonNegativeFloat = option("Weight of the critic's distance from its slow copy.")
+        slow_critic_rate: UnitFloat = option("Polyak step of the slow critic.")
+        return_percentiles: tuple[UnitFloat, UnitFloat] = option("Returns are divided by the range between these.")
+        return_rate: UnitFloat = option("Step of the moving average of that range.")
+        return_limit: PositiveFloat = option("The range is at least this, so that small returns are not enlarged.")
+        bins: PositiveInt = option("Classes of the two-hot reward and value.")
+        std_bounds: tuple[PositiveFloat, PositiveFloat] = option("Standard deviation of continuous actions.")
+        lr: Scheduled[NonNegativeFloat] = option("LaProp's step size.")
+        warmup: NonNegativeInt = option("Updates in which the step size grows to lr.")
+        agc: PositiveFloat | None = option("Largest norm of a tensor's gradient, relative to the tensor's; null: off.")
+        betas: tuple[UnitFloat, UnitFloat] = option("LaProp's decay of normalized gradients, and of squares.")
+        epsilon: PositiveFloat = option("LaProp's epsilon.")
+
+    @classmethod
+    def needs(cls, cfg: Config, spec: EnvSpec) -> Needs:
+        action = spec.single_agent.action
+        if choices_of(action) is None and not (isinstance(action, spaces.Box) and action.is_bounded()):
+            served = "bounded Box, Discrete, MultiDiscrete and MultiBinary"
+            raise ConfigError("algo", f"dreamerv3 serves {served} actions, but the environment's are {action}")
+        if cfg.batch_length < 2:
+            raise ConfigError("algo.batch_length", "1 row holds no transition; at least 2 are needed")
+        keys = ("obs", "prev_action", "prev_reward", "is_first", "terminated", "valid", "carry")
+        return Needs(Window(cfg.batch_length - 1, stride=cfg.stride), data="windows", off_policy=True, keys=keys)
+
+    def __init__(self, cfg: Config, ctx: Context) -> None:
+        super().__init__()
+        self.cfg, self.ctx = cfg, ctx
+        obs, action = ctx.spec.single_agent.obs, ctx.spec.single_agent.action
+        self.encoder = ctx.build("model", obs)
+        if (size := getattr(self.encoder, "size", None)) is None:
+            raise ConfigError("model", "dreamerv3 builds its world model in the size of model=rssm; use it")
+        first = cfg.batch_length * ctx.num_envs
+        if ctx.learning_starts < first:
+            said = f"{ctx.learning_starts} steps of {ctx.num_envs} environments hold no sequence of {cfg.batch_length}"
+            raise ConfigError("num_steps_sampled_before_learning_starts", f"{said} rows to learn from; use {first}")
+        assert action.shape is not None
+        self.shape, self.choices, n = action.shape, choices_of(action), math.prod(action.shape)
+        width, outputs = (sum(self.choices), sum(self.choices)) if self.choices else (n, 2 * n)
+        self.dynamics = Dynamics(size, self.encoder.out_dim, width, cfg.unimix)
+        self.decoder = Decoder(obs, size)
+        inputs, units = self.dynamics.out_dim, size.units
+        self.reward = DenseHead([inputs, units], cfg.bins, scale=0.0)
+        self.cont = DenseHead([inputs, units], 1)
+        self.critic = DenseHead([inputs, units, units, units], cfg.bins, scale=0.0)
+        self.slow_critic = copy.deepcopy(self.critic).requires_grad_(False)
+        self.actor = DenseHead([inputs, units, units, units], outputs, scale=0.01)
+        self.lr = ctx.schedule(cfg.lr)
+        self.return_range: Tensor
+        self.bins: Tensor
+        self.register_buffer("return_range", torch.zeros(()))
+        self.register_buffer("bins", symexp_bins(cfg.bins), persistent=False)
+
+    def optimizers(self) -> dict[str, Optim]:
+        cfg, params = self.cfg, [p for p in self.parameters() if p.requires_grad]
+        laprop = LaProp(params, self.lr, betas=cfg.betas, eps=cfg.epsilon, agc=cfg.agc, warmup=cfg.warmup)
+        return {"all": Optim(laprop, lr=self.lr)}
+
+    def actor_keys(self) -> tuple[str, ...]:
+        return tuple(name for name in self.state_dict() if name.startswith(("encoder.", "dynamics.", "actor.")))
+
+    # ---- acting ---------------------------------------------------------------------------------------------------
+
+    def initial_carry(self, n: int) -> Batch:
+        return self.dynamics.initial_carry(n)
+
+    def act(self, step: Batch, carry: Batch, mode: Mode) -> tuple[Batch, Batch]:
+        """Act on a state that is sampled in training, and the most likely one in mode ``greedy``."""
+        ctx, n = self.ctx, len(step["is_first"])
+        rows = {key: tree.map(lambda x: x.unsqueeze(0), step[key]) for key in ("obs", "prev_action", "is_first")}
+        state = self.observe(rows, carry, None if mode == "greedy" else ctx.rand(n, STOCH).unsqueeze(0))
+        policy = self.policy(self.features(state)[0])
+        if mode == "greedy":
+            action = policy.mode()
+        elif isinstance(policy, MultiCategorical):
+            policy = policy.uniform() if mode == "random" else policy
+            action = policy.sample(ctx.rand(n, len(self.choices or ())))
+        elif mode == "random":
+            action = ctx.rand(n, *self.shape) * 2.0 - 1.0
+        else:
+            action = policy.sample(ctx.randn(n, math.prod(self.shape)))
+        after = {"deter": state["deter"][0], "stoch": self.dynamics.classes(state["stoch"][0])}
+        return {"action": action.view(n, *self.shape)}, after
+
+    def policy(self, features: Tensor) -> MultiCategorical | DiagGaussian:
+        """Return the policy in states ``[..., F]``; a discrete one chooses uniformly in a share of all cases."""
+        out = self.actor(features)
+        if not self.choices:
+            mean, std = out.chunk(2, -1)
+            low, high = self.cfg.std_bounds
+            return DiagGaussian(mean.tanh(), ((high - low) * (std + 2.0).sigmoid() + low).log(), self.shape)
+        width, lowest = max(self.choices), torch.finfo(out.dtype).min
+        mixed = [
+            ((1.0 - self.cfg.unimix) * x.softmax(-1) + self.cfg.unimix / x.shape[-1]).log()
+            for x in out.split(self.choices, -1)
+        ]
+        padded = [torch.nn.functional.pad(x, (0, width - x.shape[-1]), value=lowest) for x in mixed]
+        return MultiCategorical(torch.stack(padded, -2), None, self.shape)
+
+    def encode(self, action: Tensor) -> Tensor:
+        """Return actions ``[..., *shape]`` as vectors ``[..., A]``: one-hot choices, or numbers in [-1, 1]."""
+        flat = action.reshape(*action.shape[: action.ndim - len(self.shape)], -1)
+        if not self.choices:
+            return flat.clamp(-1.0, 1.0)
+        parts = zip(flat.long().unbind(-1), self.choices, strict=True)
+        return torch.cat([one_hot(x, n) for x, n in parts], -1).to(self.bins.dtype)
+
+    @staticmethod
+    def features(state: Batch) -> Tensor:
+        """Return the inputs of all heads, ``[..., D + S * C]``."""
+        return torch.cat((state["deter"], state["stoch"]), -1)
+
+    def observe(self, rows: Batch, carry: Batch, noise: Tensor | None) -> Batch:
+        """Return the states of ``RSSM.observe`` for rows ``[T, B, ...]``."""
+        tokens, _ = self.encoder(rows["obs"], {}, None)
+        return self.dynamics.observe(tokens, self.encode(rows["prev_action"]), rows["is_first"], carry, noise)
+
+    # ---- learning -------------------------------------------------------------------------------------------------
+
+    def prepare(self, batch: Batch) -> Batch:
+        """Draw the noise of all states and actions, and find the rows that end an episode."""
+        (rows, columns), steps, ctx = batch["valid"].shape, self.cfg.imagination_length, self.ctx
+        draw = ctx.rand if self.choices else ctx.randn
+        out = {key: batch[key] for key in ("obs", "prev_action", "prev_reward", "is_first")}
+        out["noise"] = {
+            "states": ctx.rand(columns, rows, STOCH).transpose(0, 1),
+            "imagined": ctx.rand(columns, rows, steps, STOCH).transpose(0, 1),
+            "actions": draw(columns, rows, steps, len(self.choices or ()) or math.prod(self.shape)).transpose(0, 1),
+        }
+        first, final = batch["is_first"], ~batch["valid"]
+        over = torch.cat((torch.zeros_like(final[:1]), batch["terminated"][:-1] & batch["valid"][:-1] & ~first[1:]))
+        last = torch.cat((first[1:], torch.zeros_like(final[:1])))
+        known = torch.ones_like(final)
+        known[0] = ~final[0]  # how an episode ended before the sequence is unknown
+        carry = {key: leaf[:1] for key, leaf in batch["carry"].items()}
+        return out | {"over": over, "last": last, "known": known, "carry": carry, "valid": torch.ones_like(final)}
+
+    def forward(self, batch: Batch, parts: Sequence[str]) -> Losses:
+        """Compute the losses of the world model, equation 2, and of actor and critic, equations 5 and 6."""
+        cfg, before = self.cfg, tree.take(batch["carry"], 0)
+        state = self.observe(batch, before, batch["noise"]["states"])
+        x = self.features(state)
+        prior = self.dynamics.probabilities(self.dynamics.prior(state["deter"]))
+        dyn, rep = balanced_kl(state["p"], prior, cfg.free_nats)
+        terms = self.decoder.loss(state["deter"], state["stoch"], batch["obs"])
+        terms["reward"] = two_hot_loss(self.reward(x), batch["prev_reward"], self.bins)
+        goes_on = (~batch["over"]).to(x.dtype) * (1.0 - 1.0 / cfg.horizon)
+        cont = binary_cross_entropy_with_logits(self.cont(x).squeeze(-1), goes_on, reduction="none")
+        terms |= {"cont": cont * batch["known"], "dyn": cfg.dyn_scale * dyn, "rep": cfg.rep_scale * rep}
+        imagined, metrics, returns = self._imagine(state, batch["noise"])
+        terms |= imagined
+        if cfg.replay_value_scale:
+            goes_on = goes_on * (1.0 - 1.0 / cfg.horizon) ** 0
+            terms["replay_value"] = cfg.replay_value_scale * self._replay_value(x, batch, goes_on, returns[0])
+        stored = {"deter": state["deter"].detach(), "stoch": self.dynamics.classes(state["stoch"])}
+        carry = {key: torch.cat((before[key][None], leaf[:-1]))[:: cfg.stride] for key, leaf in stored.items()}
+        columns = returns.transpose(0, 2).flatten(1)  # [B, ...], the rows of a rank
+        metrics |= {"dyn_kl": dyn.detach(), "return": returns[0], "return_range": self.return_range.clone()}
+        return Losses(terms, metrics, {"carry": carry, "returns": columns})
+
+    def _value_loss(self, x: Tensor, target: Tensor) -> Tensor:
+        """Return the critic's loss ``[...]`` in states ``[..., F]``, with its distance from the slow critic."""
+        logits = self.critic(x)
+        with torch.no_grad():
+            slow = two_hot_mean(self.slow_critic(x), self.bins)
+        loss = two_hot_loss(logits, target, self.bins)
+        return loss + self.cfg.slow_critic_scale * two_hot_loss(logits, slow, self.bins)
+
+    def _imagine(self, state: Batch, noise: Batch) -> tuple[dict[str, Tensor], dict[str, Tensor], Tensor]:
+        """Return the losses of actor and critic, their metrics ``[T, B]``, and the returns ``[H, T, B]``.
+
+        The world model gets no gradient. Trajectories begin in every row of the sample.
+        """
+        cfg, lead = self.cfg, state["deter"].shape[:2]
+        with torch.no_grad():
+            deter, stoch = (state[key].detach().flatten(0, 1) for key in ("deter", "stoch"))
+            xs, actions = [torch.cat((deter, stoch), -1)], list[Tensor]()
+            states, choices = (noise[key].flatten(0, 1) for key in ("imagined", "actions"))
+            for h in range(cfg.imagination_length):
+                actions.append(self.policy(xs[-1]).sample(choices[:, h]))
+                deter, stoch = self.dynamics.imagine(deter, stoch, self.encode(actions[-1]), states[:, h])
+                xs.append(torch.cat((deter, stoch), -1))
+            x = torch.stack(xs)  # [H+1, n, F]
+            cont, value = self.cont(x).squeeze(-1).sigmoid(), two_hot_mean(self.critic(x), self.bins)
+            returns = lambda_returns(two_hot_mean(self.reward(x), self.bins), value, cont, cfg.lambda_)
+            weight = cont.cumprod(0)[:-1]
+            advantage = (returns - value[:-1]) / self.return_range.clamp(min=cfg.return_limit)
+        policy = self.policy(x[:-1])
+        entropy = policy.entropy()
+        actor = -weight * (policy.logp(torch.stack(actions)) * advantage + cfg.entropy * entropy)  # equation 6
+        critic = weight * self._value_loss(x[:-1], returns)  # equation 5
+        terms = {"actor": actor.mean(0).view(lead), "critic": critic.mean(0).view(lead)}
+        return terms, {"entropy": entropy.detach().mean(0).view(lead)}, returns.unflatten(1, lead)
+
+    def _replay_value(self, x: Tensor, batch: Batch, discount: Tensor, imagined: Tensor) -> Tensor:
+        """Return the critic's loss on replayed rewards ``[T, B]``, which bootstrap from imagined returns."""
+        returns = lambda_returns(batch["prev_reward"], imagined, discount, self.cfg.lambda_, batch["last"])
+        loss = self._value_loss(x[:-1], returns) * ~batch["last"][:-1]
+        return torch.cat((loss, torch.zeros_like(loss[:1])))
+
+    def after_step(self, parts: Sequence[str], losses: Losses, learner: Learner) -> None:
+        """Average the range of returns, equation 7, which the next update uses, and track the critic."""
+        returns = learner.gather(losses.feedback.pop("returns")).flatten()
+        low, high = torch.quantile(returns, returns.new_tensor(self.cfg.return_percentiles)).unbind()
+        self.return_range.lerp_(high - low, self.cfg.return_rate)
+        polyak_(self.slow_critic, self.critic, self.cfg.slow_critic_rate)
