@@ -10,7 +10,7 @@ from rlplug.functional.targets import polyak_
 from rlplug.functional.td import dueling, forbid, gather_action, greedy, huber, inverse_rescale, rescale, retrace
 from rlplug.functional.two_hot import symexp, symexp_bins, symlog, two_hot, two_hot_loss, two_hot_mean
 from rlplug.functional.vtrace import vtrace
-from rlplug.functional.world_models import balanced_kl, lambda_returns, unimix
+from rlplug.functional.world_models import balanced_kl, lambda_returns
 
 __all__ = [
     "adapt_kl_coeff",
@@ -46,6 +46,5 @@ __all__ = [
     "two_hot",
     "two_hot_loss",
     "two_hot_mean",
-    "unimix",
     "vtrace",
 ]

@@ -36,17 +36,24 @@ def two_hot(x: Tensor, bins: Tensor) -> Tensor:
     Returns:
         ``[..., K]``, nonnegative with sum 1 and mean ``x``.
     """
-    x = x.clamp(bins[0], bins[-1]).unsqueeze(-1)
-    above = torch.searchsorted(bins, x, right=True).clamp(max=len(bins) - 1)
-    below = above - 1
-    share = (x - bins[below]) / (bins[above] - bins[below])
-    weights = x.new_zeros(*x.shape[:-1], len(bins))
-    return weights.scatter(-1, below, 1.0 - share).scatter(-1, above, share)
+    index, weights = _neighbors(x, bins)
+    return x.new_zeros(*x.shape, len(bins)).scatter(-1, index, weights)
 
 
 def two_hot_loss(logits: Tensor, x: Tensor, bins: Tensor) -> Tensor:
     """Return the cross-entropy of ``two_hot(x [...])`` and ``softmax(logits [..., K])``, ``[...]``, equation 11."""
-    return -(two_hot(x, bins) * logits.log_softmax(-1)).sum(-1)
+    index, weights = _neighbors(x, bins)
+    return logits.logsumexp(-1) - (logits.gather(-1, index) * weights).sum(-1)
+
+
+def _neighbors(x: Tensor, bins: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the two bins next to ``x [...]``, and their weights, ``[..., 2]``."""
+    x = x.clamp(bins[0], bins[-1]).unsqueeze(-1)
+    above = torch.searchsorted(bins, x, right=True).clamp(max=len(bins) - 1)
+    index = torch.cat((above - 1, above), -1)
+    low, high = bins[index].split(1, -1)
+    share = (x - low) / (high - low)
+    return index, torch.cat((1.0 - share, share), -1)
 
 
 def two_hot_mean(logits: Tensor, bins: Tensor) -> Tensor:

@@ -9,11 +9,6 @@ from torch import Tensor
 from rlplug.functional.returns import reverse_scan
 
 
-def unimix(logits: Tensor, share: float = 0.01) -> Tensor:
-    """Return probabilities ``[..., C]``: ``share`` uniform, the rest ``softmax(logits [..., C])``."""
-    return (1.0 - share) * logits.softmax(-1) + share / logits.shape[-1]
-
-
 def balanced_kl(posterior: Tensor, prior: Tensor, free_nats: float = 1.0) -> tuple[Tensor, Tensor]:
     """Compute the losses of dynamics and representation, equation 3.
 

@@ -7,9 +7,9 @@ of ``C`` classes. Layers are those of the authors' code: root-mean-square normal
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -17,13 +17,13 @@ from gymnasium import spaces
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rlplug.functional.two_hot import symlog
-from rlplug.functional.world_models import unimix
 from rlplug.nn.cnn import Pixels, is_image
 from rlplug.nn.mlp import Linear
 from rlplug.nn.module import Module
 from rlplug.nn.spaces import Flatten, Path, part_at, parts_of, reaches_255
 from rlplug.types import Batch, ConfigError
+
+Squash: TypeAlias = Callable[[Tensor], Tensor]
 
 STOCH, BLOCKS = 32, 8
 """variables of the stochastic state, and blocks of the GRU"""
@@ -115,6 +115,11 @@ class BlockLinear(Module):
     def forward(self, x: Tensor) -> Tensor:
         """Map blocks ``[G, n, in / G] -> [G, n, out / G]``."""
         return torch.baddbmm(self.bias, x, self.weight)
+
+
+def unimix(logits: Tensor, share: float) -> Tensor:
+    """Return probabilities ``[..., C]``: ``share`` uniform, the rest ``softmax(logits [..., C])``."""
+    return (1.0 - share) * logits.softmax(-1) + share / logits.shape[-1]
 
 
 class OneHot(torch.autograd.Function):
@@ -247,11 +252,15 @@ class Observations:
 
     An image is a Box with 3 axes of bytes, or of numbers from 0 to 255 or from 0 to 1. Images have one resolution.
 
+    Args:
+        squash: applied to the numbers of vectors, such as ``symlog``.
+
     Raises:
         ConfigError: images differ in resolution or have sides below 16 pixels, or a space is not supported.
     """
 
-    def __init__(self, space: spaces.Space[Any]) -> None:
+    def __init__(self, space: spaces.Space[Any], squash: Squash) -> None:
+        self.squash = squash
         images = {path: part for path, part in parts_of(space) if _is_picture(part)}
         self.images: dict[Path, Pixels] = {path: Pixels(part) for path, part in images.items()}
         self.vectors = {path: Flatten(part) for path, part in parts_of(space) if path not in images}
@@ -266,7 +275,7 @@ class Observations:
             raise ConfigError("model", f"rssm needs images of at least {least}x{least} pixels, not {self.sides}")
 
     def __call__(self, obs: Any) -> tuple[Tensor | None, Tensor | None]:
-        """Return images ``[n, C, H, W]`` from 0 to 1 and vectors ``[..., width]`` with ``symlog``; None without."""
+        """Return images ``[n, C, H, W]`` from 0 to 1 and vectors ``[..., width]`` squashed; None without."""
         images = [pixels(part_at(obs, path)) for path, pixels in self.images.items()]
         vectors = [self._vector(flatten, part_at(obs, path)) for path, flatten in self.vectors.items()]
         return torch.cat(images, 1) if images else None, torch.cat(vectors, -1) if vectors else None
@@ -276,9 +285,8 @@ class Observations:
         path, pixels = next(iter(self.images.items()))
         return tuple(part_at(obs, path).shape[: -len(pixels.shape)])
 
-    @staticmethod
-    def _vector(flatten: Flatten, x: Any) -> Tensor:
-        return flatten(x) if flatten.choices else symlog(flatten(x))
+    def _vector(self, flatten: Flatten, x: Any) -> Tensor:
+        return flatten(x) if flatten.choices else self.squash(flatten(x))
 
     def loss(self, images: Tensor | None, vector: Tensor | None, obs: Any) -> dict[str, Tensor]:
         """Return the squared errors of decoded images and vectors, and cross-entropies of choices, ``[...]`` each."""
@@ -332,9 +340,9 @@ def _conv(before: int, after: int) -> nn.Conv2d:
 class Encoder(Module):
     """Encodes observations: images by convolutions, everything else by three dense layers."""
 
-    def __init__(self, space: spaces.Space[Any], size: Size) -> None:
+    def __init__(self, space: spaces.Space[Any], size: Size, squash: Squash) -> None:
         super().__init__()
-        self.split, self.out_dim = Observations(space), 0
+        self.split, self.out_dim = Observations(space, squash), 0
         channels, sides = [self.split.channels, *(size.depth * k for k in MULTIPLES)], self.split.sides
         if self.split.images:
             self.convs = nn.ModuleList(Convolution(*pair) for pair in pairwise(channels))
@@ -358,9 +366,9 @@ class Encoder(Module):
 class Decoder(Module):
     """Decodes states: images from a grid of 16ths of their sides, which is enlarged step by step; vectors by layers."""
 
-    def __init__(self, space: spaces.Space[Any], size: Size) -> None:
+    def __init__(self, space: spaces.Space[Any], size: Size, squash: Squash) -> None:
         super().__init__()
-        self.split, code = Observations(space), STOCH * size.classes
+        self.split, code = Observations(space, squash), STOCH * size.classes
         self.sides = [[side >> k for side in self.split.sides] for k in reversed(range(len(MULTIPLES) + 1))]
         channels = [size.depth * k for k in reversed(MULTIPLES)]
         self.grid = (*self.sides[0], channels[0])

@@ -10,7 +10,6 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from gymnasium import spaces
@@ -20,13 +19,20 @@ from torch.nn.functional import binary_cross_entropy_with_logits, one_hot
 from rlplug import tree
 from rlplug.api import Algorithm, Context, Learner, Losses, Needs, Optim, Window
 from rlplug.functional.targets import polyak_
-from rlplug.functional.two_hot import symexp_bins, two_hot_loss, two_hot_mean
+from rlplug.functional.two_hot import symexp_bins, symlog, two_hot_loss, two_hot_mean
 from rlplug.functional.world_models import balanced_kl, lambda_returns
 from rlplug.nn import DiagGaussian, LaProp, MultiCategorical, choices_of
-from rlplug.nn.rssm import STOCH, Decoder, DenseHead
-from rlplug.nn.rssm import RSSM as Dynamics
-from rlplug.settings import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Scheduled, UnitFloat, option
-from rlplug.settings import settings
+from rlplug.nn.rssm import RSSM, STOCH, Decoder, DenseHead, unimix
+from rlplug.settings import (
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Scheduled,
+    UnitFloat,
+    option,
+    settings,
+)
 from rlplug.types import Batch, ConfigError, EnvSpec, Mode
 
 
@@ -82,8 +88,8 @@ class DreamerV3(Algorithm):
         assert action.shape is not None
         self.shape, self.choices, n = action.shape, choices_of(action), math.prod(action.shape)
         width, outputs = (sum(self.choices), sum(self.choices)) if self.choices else (n, 2 * n)
-        self.dynamics = Dynamics(size, self.encoder.out_dim, width, cfg.unimix)
-        self.decoder = Decoder(obs, size)
+        self.dynamics = RSSM(size, self.encoder.out_dim, width, cfg.unimix)
+        self.decoder = Decoder(obs, size, symlog)
         inputs, units = self.dynamics.out_dim, size.units
         self.reward = DenseHead([inputs, units], cfg.bins, scale=0.0)
         self.cont = DenseHead([inputs, units], 1)
@@ -113,7 +119,7 @@ class DreamerV3(Algorithm):
         """Act on a state that is sampled in training, and the most likely one in mode ``greedy``."""
         ctx, n = self.ctx, len(step["is_first"])
         rows = {key: tree.map(lambda x: x.unsqueeze(0), step[key]) for key in ("obs", "prev_action", "is_first")}
-        state = self.observe(rows, carry, None if mode == "greedy" else ctx.rand(n, STOCH).unsqueeze(0))
+        state = self.states(rows, carry, None if mode == "greedy" else ctx.rand(n, STOCH).unsqueeze(0))
         policy = self.policy(self.features(state)[0])
         if mode == "greedy":
             action = policy.mode()
@@ -135,10 +141,7 @@ class DreamerV3(Algorithm):
             low, high = self.cfg.std_bounds
             return DiagGaussian(mean.tanh(), ((high - low) * (std + 2.0).sigmoid() + low).log(), self.shape)
         width, lowest = max(self.choices), torch.finfo(out.dtype).min
-        mixed = [
-            ((1.0 - self.cfg.unimix) * x.softmax(-1) + self.cfg.unimix / x.shape[-1]).log()
-            for x in out.split(self.choices, -1)
-        ]
+        mixed = [unimix(x, self.cfg.unimix).log() for x in out.split(self.choices, -1)]
         padded = [torch.nn.functional.pad(x, (0, width - x.shape[-1]), value=lowest) for x in mixed]
         return MultiCategorical(torch.stack(padded, -2), None, self.shape)
 
@@ -155,7 +158,7 @@ class DreamerV3(Algorithm):
         """Return the inputs of all heads, ``[..., D + S * C]``."""
         return torch.cat((state["deter"], state["stoch"]), -1)
 
-    def observe(self, rows: Batch, carry: Batch, noise: Tensor | None) -> Batch:
+    def states(self, rows: Batch, carry: Batch, noise: Tensor | None) -> Batch:
         """Return the states of ``RSSM.observe`` for rows ``[T, B, ...]``."""
         tokens, _ = self.encoder(rows["obs"], {}, None)
         return self.dynamics.observe(tokens, self.encode(rows["prev_action"]), rows["is_first"], carry, noise)
@@ -183,7 +186,7 @@ class DreamerV3(Algorithm):
     def forward(self, batch: Batch, parts: Sequence[str]) -> Losses:
         """Compute the losses of the world model, equation 2, and of actor and critic, equations 5 and 6."""
         cfg, before = self.cfg, tree.take(batch["carry"], 0)
-        state = self.observe(batch, before, batch["noise"]["states"])
+        state = self.states(batch, before, batch["noise"]["states"])
         x = self.features(state)
         prior = self.dynamics.probabilities(self.dynamics.prior(state["deter"]))
         dyn, rep = balanced_kl(state["p"], prior, cfg.free_nats)
@@ -195,7 +198,6 @@ class DreamerV3(Algorithm):
         imagined, metrics, returns = self._imagine(state, batch["noise"])
         terms |= imagined
         if cfg.replay_value_scale:
-            goes_on = goes_on * (1.0 - 1.0 / cfg.horizon) ** 0
             terms["replay_value"] = cfg.replay_value_scale * self._replay_value(x, batch, goes_on, returns[0])
         stored = {"deter": state["deter"].detach(), "stoch": self.dynamics.classes(state["stoch"])}
         carry = {key: torch.cat((before[key][None], leaf[:-1]))[:: cfg.stride] for key, leaf in stored.items()}

@@ -7,6 +7,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from rlplug.api import Context, Model
+from rlplug.functional.two_hot import symlog
 from rlplug.nn.rssm import SIZES, Encoder
 from rlplug.settings import option, settings
 from rlplug.types import Batch, ConfigError
@@ -28,7 +29,7 @@ class RSSM(Model):
         if ctx.space is None:
             raise ConfigError("model", "models are built inside another component, which gives them their input")
         self.size = SIZES[cfg.size]
-        self.encoder = Encoder(ctx.space, self.size)
+        self.encoder = Encoder(ctx.space, self.size, symlog)
         self.out_dim = self.encoder.out_dim
 
     def forward(self, x: Any, carry: Batch, is_first: Tensor | None) -> tuple[Tensor, Batch]:
