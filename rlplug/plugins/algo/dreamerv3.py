@@ -242,8 +242,8 @@ class DreamerV3(Algorithm):
     def _replay_value(self, x: Tensor, batch: Batch, discount: Tensor, imagined: Tensor) -> Tensor:
         """Return the critic's loss on replayed rewards ``[T, B]``, which bootstrap from imagined returns."""
         returns = lambda_returns(batch["prev_reward"], imagined, discount, self.cfg.lambda_, batch["last"])
-        loss = self._value_loss(x[:-1], returns) * ~batch["last"][:-1]
-        return torch.cat((loss, torch.zeros_like(loss[:1])))
+        loss = self._value_loss(x[:-1], returns) * ~batch["last"][:-1] * (len(x) / (len(x) - 1.0))
+        return torch.cat((loss, torch.zeros_like(loss[:1])))  # the mean over T - 1 rows
 
     def after_step(self, parts: Sequence[str], losses: Losses, learner: Learner) -> None:
         """Average the range of returns, equation 7, which the next update uses, and track the critic."""
