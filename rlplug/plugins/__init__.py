@@ -14,7 +14,6 @@ PLAYED = (
 BANDIT = ("env=linear_bandit", "env.max_episode_steps=1", "rollout_fragment_length=2")
 
 SMALL_DREAMS = (
-    "model.size=1m",
     "train_batch_size=4",
     "algo.batch_length=8",
     "algo.imagination_length=3",

@@ -28,7 +28,7 @@ SMALL = ("model.size=1m", "train_batch_size=4", "algo.batch_length=8", "algo.ima
 
 def make(spec=None, **changes) -> DreamerV3:
     changes = {"batch_length": ROWS, "imagination_length": STEPS, "bins": 31, **changes}
-    return acting.make(DreamerV3, "dreamerv3", spec, run={"learning_starts": 100}, **changes)
+    return acting.make(DreamerV3, "dreamerv3", spec, **changes)
 
 
 def a_sample(algorithm: DreamerV3) -> Batch:

@@ -82,9 +82,10 @@ class DreamerV3(Algorithm):
         if (size := getattr(self.encoder, "size", None)) is None:
             raise ConfigError("model", "dreamerv3 builds its world model in the size of model=rssm; use it")
         first = cfg.batch_length * ctx.num_envs
-        if ctx.learning_starts < first:
+        if ctx.replay_ratio is not None and ctx.learning_starts < first:  # due updates would wait, and then overfit
             said = f"{ctx.learning_starts} steps of {ctx.num_envs} environments hold no sequence of {cfg.batch_length}"
-            raise ConfigError("num_steps_sampled_before_learning_starts", f"{said} rows to learn from; use {first}")
+            said += f" rows, from which replay_ratio={ctx.replay_ratio:g} has to learn; use {first}"
+            raise ConfigError("num_steps_sampled_before_learning_starts", said)
         assert action.shape is not None
         self.shape, self.choices, n = action.shape, choices_of(action), math.prod(action.shape)
         width, outputs = (sum(self.choices), sum(self.choices)) if self.choices else (n, 2 * n)
@@ -117,7 +118,7 @@ class DreamerV3(Algorithm):
 
     def act(self, step: Batch, carry: Batch, mode: Mode) -> tuple[Batch, Batch]:
         """Act on a state that is sampled in training, and the most likely one in mode ``greedy``."""
-        ctx, n = self.ctx, len(step["is_first"])
+        ctx, n = self.ctx, step["is_first"].shape[0]
         rows = {key: tree.map(lambda x: x.unsqueeze(0), step[key]) for key in ("obs", "prev_action", "is_first")}
         state = self.states(rows, carry, None if mode == "greedy" else ctx.rand(n, STOCH).unsqueeze(0))
         policy = self.policy(self.features(state)[0])
@@ -129,7 +130,7 @@ class DreamerV3(Algorithm):
         elif mode == "random":
             action = ctx.rand(n, *self.shape) * 2.0 - 1.0
         else:
-            action = policy.sample(ctx.randn(n, math.prod(self.shape)))
+            action = policy.sample(ctx.randn(n, math.prod(self.shape))).clamp(-1.0, 1.0)
         after = {"deter": state["deter"][0], "stoch": self.dynamics.classes(state["stoch"][0])}
         return {"action": action.view(n, *self.shape)}, after
 
@@ -201,9 +202,8 @@ class DreamerV3(Algorithm):
             terms["replay_value"] = cfg.replay_value_scale * self._replay_value(x, batch, goes_on, returns[0])
         stored = {"deter": state["deter"].detach(), "stoch": self.dynamics.classes(state["stoch"])}
         carry = {key: torch.cat((before[key][None], leaf[:-1]))[:: cfg.stride] for key, leaf in stored.items()}
-        columns = returns.transpose(0, 2).flatten(1)  # [B, ...], the rows of a rank
         metrics |= {"dyn_kl": dyn.detach(), "return": returns[0], "return_range": self.return_range.clone()}
-        return Losses(terms, metrics, {"carry": carry, "returns": columns})
+        return Losses(terms, metrics, {"carry": carry, "returns": returns.flatten(0, 1)})
 
     def _value_loss(self, x: Tensor, target: Tensor) -> Tensor:
         """Return the critic's loss ``[...]`` in states ``[..., F]``, with its distance from the slow critic."""
@@ -247,7 +247,7 @@ class DreamerV3(Algorithm):
 
     def after_step(self, parts: Sequence[str], losses: Losses, learner: Learner) -> None:
         """Average the range of returns, equation 7, which the next update uses, and track the critic."""
-        returns = learner.gather(losses.feedback.pop("returns")).flatten()
+        returns = learner.gather(losses.feedback.pop("returns").T).flatten()
         low, high = torch.quantile(returns, returns.new_tensor(self.cfg.return_percentiles)).unbind()
         self.return_range.lerp_(high - low, self.cfg.return_rate)
         polyak_(self.slow_critic, self.critic, self.cfg.slow_critic_rate)
