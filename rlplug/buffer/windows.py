@@ -134,7 +134,7 @@ class Windows(Buffer, Generic[R]):
             return
         row, column = np.divmod(index.cpu().numpy(), self.columns)
         for ring, mine in self.rings.split(column):
-            mine = mine[row[mine] >= ring.first]
+            mine = mine[(row[mine] >= ring.first) & (row[mine] + self.window <= ring.written)]
             ring.replace(row[mine], column[mine] - ring.begin, tree.take(new, (slice(None), torch.from_numpy(mine))))
 
     def nbytes(self, row: Batch) -> int:

@@ -62,6 +62,7 @@ class DreamerV3(Algorithm):
         agc: PositiveFloat | None = option("Largest norm of a tensor's gradient, relative to the tensor's; null: off.")
         betas: tuple[UnitFloat, UnitFloat] = option("LaProp's decay of normalized gradients, and of squares.")
         epsilon: PositiveFloat = option("LaProp's epsilon.")
+        open_loop_every: PositiveInt = option("Updates between two measurements of the open-loop error.")
 
     @classmethod
     def needs(cls, cfg: Config, spec: EnvSpec) -> Needs:
@@ -203,7 +204,8 @@ class DreamerV3(Algorithm):
         stored = {"deter": state["deter"].detach(), "stoch": self.dynamics.classes(state["stoch"])}
         carry = {key: torch.cat((before[key][None], leaf[:-1]))[:: cfg.stride] for key, leaf in stored.items()}
         metrics |= {"dyn_kl": dyn.detach(), "return": returns[0], "return_range": self.return_range.clone()}
-        return Losses(terms, metrics, {"carry": carry, "returns": returns.flatten(0, 1)})
+        feedback = {"carry": carry, "returns": returns.flatten(0, 1)}
+        return Losses(terms, metrics, feedback, lambda: self._open_loop_error(batch))
 
     def _value_loss(self, x: Tensor, target: Tensor) -> Tensor:
         """Return the critic's loss ``[...]`` in states ``[..., F]``, with its distance from the slow critic."""
@@ -245,9 +247,48 @@ class DreamerV3(Algorithm):
         loss = self._value_loss(x[:-1], returns) * ~batch["last"][:-1] * (len(x) / (len(x) - 1.0))
         return torch.cat((loss, torch.zeros_like(loss[:1])))  # the mean over T - 1 rows
 
+    def update(self, batch: Batch, learner: Learner) -> Losses:
+        return learner.minimize(batch, self, diagnostics=learner.progress.updates % self.cfg.open_loop_every == 0)
+
     def after_step(self, parts: Sequence[str], losses: Losses, learner: Learner) -> None:
         """Average the range of returns, equation 7, which the next update uses, and track the critic."""
         returns = learner.gather(losses.feedback.pop("returns").T).flatten()
         low, high = torch.quantile(returns, returns.new_tensor(self.cfg.return_percentiles)).unbind()
         self.return_range.lerp_(high - low, self.cfg.return_rate)
         polyak_(self.slow_critic, self.critic, self.cfg.slow_critic_rate)
+
+    # ---- what it imagines -----------------------------------------------------------------------------------------
+
+    def _open_loop(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Return the most likely states ``deter`` and ``stoch [T, B, ...]``, imagined in the second half of the rows.
+
+        The model sees the first half, and then only the actions.
+        """
+        rows = {key: batch[key] for key in ("obs", "prev_action", "is_first")}
+        half = len(rows["is_first"]) // 2
+        seen = self.states(tree.take(rows, slice(half)), tree.take(batch["carry"], 0), None)
+        deters, stochs = [*seen["deter"]], [*seen["stoch"]]
+        for action in self.encode(rows["prev_action"])[half:]:
+            deter, stoch = self.dynamics.imagine(deters[-1], stochs[-1], action, None)
+            deters.append(deter)
+            stochs.append(stoch)
+        return torch.stack(deters), torch.stack(stochs)
+
+    def _open_loop_error(self, batch: Batch) -> dict[str, Tensor]:
+        """Return the losses of decoder and reward on imagined rows, up to the end of their episode, 0-d."""
+        deter, stoch = self._open_loop(batch)
+        reward = two_hot_mean(self.reward(torch.cat((deter, stoch), -1)), self.bins)
+        errors = self.decoder.loss(deter, stoch, batch["obs"]) | {"reward": (reward - batch["prev_reward"]).square()}
+        half = len(deter) // 2
+        counts = batch["is_first"][half:].cumsum(0) == 0
+        return {f"open_loop_{key}": (x[half:] * counts).sum() / counts.sum().clamp(min=1) for key, x in errors.items()}
+
+    def pictures(self, batch: Batch) -> Tensor | None:
+        """Return real images, what is seen and then imagined instead, and their difference, one below the other."""
+        images, _ = self.decoder(*self._open_loop(batch))
+        if images is None:
+            return None
+        real, _ = self.decoder.split(batch["obs"])
+        shown = torch.cat((real, images, (images - real + 1.0) / 2.0), 2).unflatten(0, batch["is_first"].shape)
+        shown = shown[:, :6].movedim(1, 3).flatten(3)[:, :3]  # [T, C, 3 H, columns * W]
+        return (255.0 * shown.expand(-1, 3, -1, -1).movedim(1, -1)).round().to(torch.uint8)
