@@ -207,7 +207,7 @@ def test_diagnostics_are_computed_where_they_are_asked_for(microbatches: int):
 
 def test_means_count_living_agents_only():
     batch, who = team_segment(), Team()
-    learner = RankLearner(fabric=one_rank(), ctx=context(), algorithm=who, buffer=again({}))
+    learner = learner_of(who)
     losses = learner.minimize(batch, who)
     terms = Team().forward(batch, ("all",)).terms["value"]
     counts = (batch["valid"].unsqueeze(-1) & batch["alive"])[:-1]
@@ -254,7 +254,7 @@ class Delayed(NoisyActor):
 
 def test_a_part_that_is_not_due_is_neither_computed_nor_moved():
     who = Delayed()
-    learner = RankLearner(fabric=one_rank(), ctx=context(), algorithm=who, buffer=again({}))
+    learner = learner_of(who)
     assert learner.minimize(flat_batch(), who, ["actor"]).terms == {}, "none of the parts is due"
     moved = []
     for _ in range(4):
@@ -380,7 +380,7 @@ def test_parameter_groups_follow_their_own_schedules():
             return {"all": Optim(sgd, lr=self.sizes)}
 
     who = Two()
-    learner = RankLearner(fabric=one_rank(), ctx=context(), algorithm=who, buffer=again({}))
+    learner = learner_of(who)
     learner.minimize({}, who)
     who.sizes[1].fill_(4.0)  # a schedule moves on
     state = learner.parts(who)["all"].state()
