@@ -51,7 +51,7 @@ def _neighbors(x: Tensor, bins: Tensor) -> tuple[Tensor, Tensor]:
     x = x.clamp(bins[0], bins[-1]).unsqueeze(-1)
     above = torch.searchsorted(bins, x, right=True).clamp(max=len(bins) - 1)
     index = torch.cat((above - 1, above), -1)
-    low, high = bins[index].split(1, -1)
+    low, high = bins[above - 1], bins[above]
     share = (x - low) / (high - low)
     return index, torch.cat((1.0 - share, share), -1)
 

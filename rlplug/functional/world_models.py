@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from rlplug.functional.returns import reverse_scan
+from rlplug.types import Batch
 
 
 def balanced_kl(posterior: Tensor, prior: Tensor, free_nats: float = 1.0) -> tuple[Tensor, Tensor]:
@@ -51,3 +52,19 @@ def lambda_returns(
     x = reward + (discount - decay) * value
     x = torch.cat((x[:-1], torch.addcmul(x[-1:], decay[-1:], value[-1:])))
     return reverse_scan(decay, x)
+
+
+def ends_of_episodes(batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+    """Return which rows of a sequence are terminal, which are the last of their episode, and where that is known.
+
+    Args:
+        batch: ``valid``, ``terminated`` and ``is_first``, ``[T, B]``; a final observation is not valid.
+
+    Returns:
+        Bool, ``[T, B]`` each. How an episode ended before the sequence is unknown in row 0, if this is its final
+        observation. Row T-1 is never the last one: the next row is unknown.
+    """
+    first, final = batch["is_first"], ~batch["valid"]
+    no = torch.zeros_like(final[:1])
+    terminal = torch.cat((no, batch["terminated"][:-1] & ~final[:-1] & ~first[1:]))
+    return terminal, torch.cat((first[1:], no)), torch.cat((~final[:1], torch.ones_like(final[1:])))

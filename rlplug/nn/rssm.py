@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from rlplug.nn.cnn import Pixels, is_image
 from rlplug.nn.mlp import Linear
 from rlplug.nn.module import Module
-from rlplug.nn.spaces import Flatten, Path, part_at, parts_of, reaches_255
+from rlplug.nn.spaces import Flatten, Path, choices_of, part_at, parts_of, reaches_255
 from rlplug.types import Batch, ConfigError
 
 Squash: TypeAlias = Callable[[Tensor], Tensor]
@@ -207,7 +207,7 @@ class RSSM(Module):
             action: encoded, ``[n, A]``.
             noise: uniform, ``[n, S]``; None: the most likely classes.
         """
-        deter = self.next_deter(deter, stoch, self.from_action(action))
+        deter = self.next_deter(deter, stoch, self.from_action(action.to(deter.dtype)))
         return deter, choose(self.probabilities(self.prior(deter)), noise).flatten(-2)
 
     def observe(self, tokens: Tensor, action: Tensor, is_first: Tensor, carry: Batch, noise: Tensor | None) -> Batch:
@@ -224,7 +224,7 @@ class RSSM(Module):
             ``deter [T, B, D]``, ``stoch [T, B, S * C]`` and the posterior's probabilities ``p [T, B, S, C]``.
         """
         keep = ~is_first.unsqueeze(-1)
-        actions = self.from_action(action * keep)
+        actions = self.from_action(action.to(tokens.dtype) * keep)
         seen = F.linear(tokens, self.seen.weight[:, self.size.deter :], self.seen.bias)
         weight = self.seen.weight[:, : self.size.deter]
         deter = carry["deter"]
@@ -244,7 +244,24 @@ class RSSM(Module):
         return stoch.unflatten(-1, (STOCH, -1)).argmax(-1)
 
 
-# ---- observations ----------------------------------------------------------------------------------------------------
+# ---- actions and observations ----------------------------------------------------------------------------------------
+
+
+class Actions:
+    """Encodes actions of a space as vectors ``[..., width]``: one-hot choices, or numbers in [-1, 1]."""
+
+    def __init__(self, space: spaces.Space[Any]) -> None:
+        assert space.shape is not None
+        self.shape, self.choices, self.size = space.shape, choices_of(space) or [], math.prod(space.shape)
+        self.width = sum(self.choices) or self.size
+
+    def __call__(self, action: Tensor) -> Tensor:
+        """Encode ``action [..., *shape]``."""
+        flat = action.reshape(*action.shape[: action.ndim - len(self.shape)], self.size)
+        if not self.choices:
+            return flat.clamp(-1.0, 1.0)
+        parts = zip(flat.long().unbind(-1), self.choices, strict=True)
+        return torch.cat([F.one_hot(x, n) for x, n in parts], -1).float()
 
 
 class Observations:
@@ -292,14 +309,15 @@ class Observations:
         """Return the squared errors of decoded images and vectors, and cross-entropies of choices, ``[...]`` each."""
         true_images, true_vector = self(obs)
         losses = dict[str, Tensor]()
-        if images is not None:
+        if images is not None and true_images is not None:
             losses["image"] = (images - true_images).square().flatten(1).sum(-1).view(self.lead(obs))
         if vector is not None and true_vector is not None:
             parts = zip(vector.split(self._widths(), -1), true_vector.split(self._widths(), -1), strict=True)
-            losses["vector"] = sum(
+            terms = [
                 -(true * guess.log_softmax(-1)).sum(-1) if choice else (guess - true).square().sum(-1)
                 for choice, (guess, true) in zip(self._choices(), parts, strict=True)
-            )  # type: ignore[assignment]
+            ]
+            losses["vector"] = torch.stack(terms).sum(0)
         return losses
 
     def _widths(self) -> list[int]:
@@ -364,11 +382,15 @@ class Encoder(Module):
 
 
 class Decoder(Module):
-    """Decodes states: images from a grid of 16ths of their sides, which is enlarged step by step; vectors by layers."""
+    """Decodes states: images from a grid of 16ths of their sides, which is enlarged step by step; vectors by layers.
 
-    def __init__(self, space: spaces.Space[Any], size: Size, squash: Squash) -> None:
+    Args:
+        code: size of the stochastic state; None: that of ``RSSM``.
+    """
+
+    def __init__(self, space: spaces.Space[Any], size: Size, squash: Squash, code: int | None = None) -> None:
         super().__init__()
-        self.split, code = Observations(space, squash), STOCH * size.classes
+        self.split, code = Observations(space, squash), code or STOCH * size.classes
         self.sides = [[side >> k for side in self.split.sides] for k in reversed(range(len(MULTIPLES) + 1))]
         channels = [size.depth * k for k in reversed(MULTIPLES)]
         self.grid = (*self.sides[0], channels[0])
@@ -388,7 +410,7 @@ class Decoder(Module):
             return None, vector
         h, w, channels = self.grid
         blocks = deter.flatten(0, -2).unflatten(-1, (BLOCKS, -1)).transpose(0, 1)
-        x = self.from_deter(blocks).unflatten(-1, (h, w, channels // BLOCKS)).permute(1, 2, 3, 0, 4).flatten(-2)
+        x: Tensor = self.from_deter(blocks).unflatten(-1, (h, w, channels // BLOCKS)).permute(1, 2, 3, 0, 4).flatten(-2)
         x = F.silu(self.norm(x + self.from_stoch(stoch.flatten(0, -2)).view(x.shape))).permute(0, 3, 1, 2)
         for conv, sides in zip(self.convs, self.sides[1:-1], strict=True):
             x = conv(F.interpolate(x, sides), False)
@@ -396,4 +418,5 @@ class Decoder(Module):
 
     def loss(self, deter: Tensor, stoch: Tensor, obs: Any) -> dict[str, Tensor]:
         """Return the losses of ``Observations.loss``, ``[...]`` each."""
-        return self.split.loss(*self(deter, stoch), obs)
+        images, vector = self(deter, stoch)
+        return self.split.loss(images, vector, obs)

@@ -17,10 +17,12 @@ SMALL_DREAMS = (
     "train_batch_size=4",
     "algo.batch_length=8",
     "algo.imagination_length=3",
-    "algo.warmup=1",
-    "algo.lr=1.0e-3",
     "num_steps_sampled_before_learning_starts=64",
     "buffer.capacity=2_000",
+    "model=rssm",
+    "buffer=sequence",
+    "algo.warmup=1",
+    "algo.lr=1.0e-3",
 )
 
 
@@ -37,6 +39,12 @@ def rlplug_components() -> list[Component]:
         Component("algo", "ddpg", "rlplug.plugins.algo.ddpg:DDPG"),
         Component("algo", "discrete_cql", "rlplug.plugins.algo.dqn:DQN", PLAYED),
         Component("algo", "dqn", "rlplug.plugins.algo.dqn:DQN"),
+        Component(
+            "algo",
+            "dreamer",
+            "rlplug.plugins.algo.dreamer:Dreamer",
+            ("algo.units=32", "algo.hidden=32", "algo.deter=16", *SMALL_DREAMS[:-2]),
+        ),
         Component("algo", "dreamerv3", "rlplug.plugins.algo.dreamerv3:DreamerV3", SMALL_DREAMS),
         Component("algo", "impala", "rlplug.plugins.algo.impala:IMPALA"),
         Component("algo", "iql", "rlplug.plugins.algo.iql:IQL", PLAYED),

@@ -152,7 +152,7 @@ class Evaluation(Schedule):
                 video = trainer.run_dir / "videos" / f"step_{steps:012d}.mp4"
                 record(video, shown, env.traits.render_fps)
                 if (predicted := predictions(trainer)) is not None:
-                    record(video.with_stem(f"{video.stem}_predicted"), iter(predicted), env.traits.render_fps)
+                    record(video.with_stem(f"{video.stem}_predicted"), iter(predicted.numpy()), env.traits.render_fps)
         return metrics
 
     def _play(self, trainer: Trainer, job: Job, weights: Mapping[str, Weights] | None) -> Batch:

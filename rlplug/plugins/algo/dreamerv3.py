@@ -8,21 +8,22 @@ row of a sequence holds the reward that led to it, as in the paper; a final obse
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from gymnasium import spaces
 from torch import Tensor
-from torch.nn.functional import binary_cross_entropy_with_logits, one_hot
+from torch.nn.functional import binary_cross_entropy_with_logits
 
 from rlplug import tree
 from rlplug.api import Algorithm, Context, Learner, Losses, Needs, Optim, Window
 from rlplug.functional.targets import polyak_
 from rlplug.functional.two_hot import symexp_bins, symlog, two_hot_loss, two_hot_mean
-from rlplug.functional.world_models import balanced_kl, lambda_returns
+from rlplug.functional.world_models import balanced_kl, ends_of_episodes, lambda_returns
 from rlplug.nn import DiagGaussian, LaProp, MultiCategorical, choices_of
-from rlplug.nn.rssm import RSSM, STOCH, Decoder, DenseHead, unimix
+from rlplug.nn.open_loop import open_loop, open_loop_errors, open_loop_pictures
+from rlplug.nn.rssm import RSSM, STOCH, Actions, Decoder, DenseHead, unimix
 from rlplug.settings import (
     NonNegativeFloat,
     NonNegativeInt,
@@ -87,16 +88,16 @@ class DreamerV3(Algorithm):
             said = f"{ctx.learning_starts} steps of {ctx.num_envs} environments hold no sequence of {cfg.batch_length}"
             said += f" rows, from which replay_ratio={ctx.replay_ratio:g} has to learn; use {first}"
             raise ConfigError("num_steps_sampled_before_learning_starts", said)
-        assert action.shape is not None
-        self.shape, self.choices, n = action.shape, choices_of(action), math.prod(action.shape)
-        width, outputs = (sum(self.choices), sum(self.choices)) if self.choices else (n, 2 * n)
-        self.dynamics = RSSM(size, self.encoder.out_dim, width, cfg.unimix)
+        self.encode = Actions(action)
+        self.shape, self.choices = self.encode.shape, self.encode.choices
+        self.dynamics = RSSM(size, self.encoder.out_dim, self.encode.width, cfg.unimix)
         self.decoder = Decoder(obs, size, symlog)
         inputs, units = self.dynamics.out_dim, size.units
         self.reward = DenseHead([inputs, units], cfg.bins, scale=0.0)
         self.cont = DenseHead([inputs, units], 1)
         self.critic = DenseHead([inputs, units, units, units], cfg.bins, scale=0.0)
         self.slow_critic = copy.deepcopy(self.critic).requires_grad_(False)
+        outputs = self.encode.width if self.choices else 2 * self.encode.width
         self.actor = DenseHead([inputs, units, units, units], outputs, scale=0.01)
         self.lr = ctx.schedule(cfg.lr)
         self.return_range: Tensor
@@ -127,11 +128,11 @@ class DreamerV3(Algorithm):
             action = policy.mode()
         elif isinstance(policy, MultiCategorical):
             policy = policy.uniform() if mode == "random" else policy
-            action = policy.sample(ctx.rand(n, len(self.choices or ())))
+            action = policy.sample(ctx.rand(n, self.encode.size))
         elif mode == "random":
             action = ctx.rand(n, *self.shape) * 2.0 - 1.0
         else:
-            action = policy.sample(ctx.randn(n, math.prod(self.shape))).clamp(-1.0, 1.0)
+            action = policy.sample(ctx.randn(n, self.encode.size)).clamp(-1.0, 1.0)
         after = {"deter": state["deter"][0], "stoch": self.dynamics.classes(state["stoch"][0])}
         return {"action": action.view(n, *self.shape)}, after
 
@@ -146,14 +147,6 @@ class DreamerV3(Algorithm):
         mixed = [unimix(x, self.cfg.unimix).log() for x in out.split(self.choices, -1)]
         padded = [torch.nn.functional.pad(x, (0, width - x.shape[-1]), value=lowest) for x in mixed]
         return MultiCategorical(torch.stack(padded, -2), None, self.shape)
-
-    def encode(self, action: Tensor) -> Tensor:
-        """Return actions ``[..., *shape]`` as vectors ``[..., A]``: one-hot choices, or numbers in [-1, 1]."""
-        flat = action.reshape(*action.shape[: action.ndim - len(self.shape)], -1)
-        if not self.choices:
-            return flat.clamp(-1.0, 1.0)
-        parts = zip(flat.long().unbind(-1), self.choices, strict=True)
-        return torch.cat([one_hot(x, n) for x, n in parts], -1).to(self.bins.dtype)
 
     @staticmethod
     def features(state: Batch) -> Tensor:
@@ -175,15 +168,11 @@ class DreamerV3(Algorithm):
         out["noise"] = {
             "states": ctx.rand(columns, rows, STOCH).transpose(0, 1),
             "imagined": ctx.rand(columns, rows, steps, STOCH).transpose(0, 1),
-            "actions": draw(columns, rows, steps, len(self.choices or ()) or math.prod(self.shape)).transpose(0, 1),
+            "actions": draw(columns, rows, steps, self.encode.size).transpose(0, 1),
         }
-        first, final = batch["is_first"], ~batch["valid"]
-        over = torch.cat((torch.zeros_like(final[:1]), batch["terminated"][:-1] & batch["valid"][:-1] & ~first[1:]))
-        last = torch.cat((first[1:], torch.zeros_like(final[:1])))
-        known = torch.ones_like(final)
-        known[0] = ~final[0]  # how an episode ended before the sequence is unknown
+        over, last, known = ends_of_episodes(batch)
         carry = {key: leaf[:1] for key, leaf in batch["carry"].items()}
-        return out | {"over": over, "last": last, "known": known, "carry": carry, "valid": torch.ones_like(final)}
+        return out | {"over": over, "last": last, "known": known, "carry": carry, "valid": torch.ones_like(over)}
 
     def forward(self, batch: Batch, parts: Sequence[str]) -> Losses:
         """Compute the losses of the world model, equation 2, and of actor and critic, equations 5 and 6."""
@@ -205,7 +194,7 @@ class DreamerV3(Algorithm):
         carry = {key: torch.cat((before[key][None], leaf[:-1]))[:: cfg.stride] for key, leaf in stored.items()}
         metrics |= {"dyn_kl": dyn.detach(), "return": returns[0], "return_range": self.return_range.clone()}
         feedback = {"carry": carry, "returns": returns.flatten(0, 1)}
-        return Losses(terms, metrics, feedback, lambda: self._open_loop_error(batch))
+        return Losses(terms, metrics, feedback, lambda: self._open_loop_errors(batch))
 
     def _value_loss(self, x: Tensor, target: Tensor) -> Tensor:
         """Return the critic's loss ``[...]`` in states ``[..., F]``, with its distance from the slow critic."""
@@ -260,35 +249,14 @@ class DreamerV3(Algorithm):
     # ---- what it imagines -----------------------------------------------------------------------------------------
 
     def _open_loop(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Return the most likely states ``deter`` and ``stoch [T, B, ...]``, imagined in the second half of the rows.
+        imagine, action = partial(self.dynamics.imagine, noise=None), self.encode(batch["prev_action"])
+        return open_loop(partial(self.states, noise=None), imagine, batch, action)
 
-        The model sees the first half, and then only the actions.
-        """
-        rows = {key: batch[key] for key in ("obs", "prev_action", "is_first")}
-        half = len(rows["is_first"]) // 2
-        seen = self.states(tree.take(rows, slice(half)), tree.take(batch["carry"], 0), None)
-        deters, stochs = [*seen["deter"]], [*seen["stoch"]]
-        for action in self.encode(rows["prev_action"])[half:]:
-            deter, stoch = self.dynamics.imagine(deters[-1], stochs[-1], action, None)
-            deters.append(deter)
-            stochs.append(stoch)
-        return torch.stack(deters), torch.stack(stochs)
-
-    def _open_loop_error(self, batch: Batch) -> dict[str, Tensor]:
-        """Return the losses of decoder and reward on imagined rows, up to the end of their episode, 0-d."""
-        deter, stoch = self._open_loop(batch)
-        reward = two_hot_mean(self.reward(torch.cat((deter, stoch), -1)), self.bins)
-        errors = self.decoder.loss(deter, stoch, batch["obs"]) | {"reward": (reward - batch["prev_reward"]).square()}
-        half = len(deter) // 2
-        counts = batch["is_first"][half:].cumsum(0) == 0
-        return {f"open_loop_{key}": (x[half:] * counts).sum() / counts.sum().clamp(min=1) for key, x in errors.items()}
+    def _open_loop_errors(self, batch: Batch) -> dict[str, Tensor]:
+        states = self._open_loop(batch)
+        return open_loop_errors(
+            self.decoder, states, two_hot_mean(self.reward(torch.cat(states, -1)), self.bins), batch
+        )
 
     def pictures(self, batch: Batch) -> Tensor | None:
-        """Return real images, what is seen and then imagined instead, and their difference, one below the other."""
-        images, _ = self.decoder(*self._open_loop(batch))
-        if images is None:
-            return None
-        real, _ = self.decoder.split(batch["obs"])
-        shown = torch.cat((real, images, (images - real + 1.0) / 2.0), 2).unflatten(0, batch["is_first"].shape)
-        shown = shown[:, :6].movedim(1, 3).flatten(3)[:, :3]  # [T, C, 3 H, columns * W]
-        return (255.0 * shown.expand(-1, 3, -1, -1).movedim(1, -1)).round().to(torch.uint8)
+        return open_loop_pictures(self.decoder, self._open_loop(batch), batch["obs"])
