@@ -2,7 +2,7 @@
 
 from rlplug.nn.actor_critic import ActorCritic, Policy
 from rlplug.nn.cnn import CNN, Pixels, ResidualCNN, is_image
-from rlplug.nn.critic import Critic, DiscreteCritic, FeatureCritic, InputCritic, critic_for, frozen
+from rlplug.nn.critic import Critic, DiscreteCritic, FeatureCritic, InputCritic, constant, critic_for, frozen
 from rlplug.nn.distributions import Bernoulli, Categorical, DiagGaussian, Distribution, MultiCategorical, TanhGaussian
 from rlplug.nn.ensemble import Ensemble
 from rlplug.nn.heads import (
@@ -57,6 +57,7 @@ __all__ = [
     "TanhGaussianHead",
     "adam_or_rmsprop",
     "choices_of",
+    "constant",
     "critic_for",
     "flat_size",
     "flatten",

@@ -267,13 +267,14 @@ class Actions:
 class Observations:
     """Splits observations of a space into one stack of images and one vector of everything else.
 
-    An image is a Box with 3 axes of bytes, or of numbers from 0 to 255 or from 0 to 1. Images have one resolution.
+    An image is a Box with 3 axes of bytes, or of numbers from 0 to 255 or from 0 to 1, and at least 16x16 pixels;
+    smaller ones are vectors. Images have one resolution.
 
     Args:
         squash: applied to the numbers of vectors, such as ``symlog``.
 
     Raises:
-        ConfigError: images differ in resolution or have sides below 16 pixels, or a space is not supported.
+        ConfigError: images differ in resolution, or a space is not supported.
     """
 
     def __init__(self, space: spaces.Space[Any], squash: Squash) -> None:
@@ -287,9 +288,6 @@ class Observations:
         self.sides = max(sides, default=(0, 0))
         if len(sides) > 1:
             raise ConfigError("model", f"rssm needs images of one resolution, but these have {sorted(sides)}")
-        if sides and min(self.sides) < 2 ** len(MULTIPLES):
-            least = 2 ** len(MULTIPLES)
-            raise ConfigError("model", f"rssm needs images of at least {least}x{least} pixels, not {self.sides}")
 
     def __call__(self, obs: Any) -> tuple[Tensor | None, Tensor | None]:
         """Return images ``[n, C, H, W]`` from 0 to 1 and vectors ``[..., width]`` squashed; None without."""
@@ -331,7 +329,8 @@ def _is_picture(space: spaces.Space[Any]) -> bool:
     if not isinstance(space, spaces.Box) or not is_image(space):
         return False
     unit = bool((space.low == 0).all() and (space.high == 1).all())
-    return space.dtype == np.uint8 or reaches_255(space) or unit
+    large = sorted(space.shape)[1] >= 2 ** len(MULTIPLES)  # each convolution halves the sides
+    return large and (space.dtype == np.uint8 or reaches_255(space) or unit)
 
 
 class Convolution(Module):

@@ -7,8 +7,7 @@ sequence holds the reward that led to it; a final observation is such a row, too
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from functools import partial
 
 import torch
@@ -18,21 +17,14 @@ from torch.nn import functional as F
 
 from rlplug import tree
 from rlplug.api import Algorithm, Context, Learner, Losses, Needs, Optim, Window
+from rlplug.buffer import check_first_sequence
 from rlplug.functional.two_hot import symlog
 from rlplug.functional.world_models import ends_of_episodes, lambda_returns
-from rlplug.nn import MLP, Activation, Adam, Linear, choices_of
+from rlplug.nn import MLP, Activation, Adam, Linear, choices_of, constant
 from rlplug.nn.gaussian_rssm import GaussianRSSM, sampled
 from rlplug.nn.open_loop import open_loop, open_loop_errors, open_loop_pictures
 from rlplug.nn.rssm import Actions, Decoder, choose, unimix
-from rlplug.settings import (
-    NonNegativeFloat,
-    PositiveFloat,
-    PositiveInt,
-    Scheduled,
-    UnitFloat,
-    option,
-    settings,
-)
+from rlplug.settings import NonNegativeFloat, PositiveFloat, PositiveInt, Scheduled, UnitFloat, option, settings
 from rlplug.types import Batch, ConfigError, EnvSpec, Mode
 
 
@@ -87,11 +79,7 @@ class Dreamer(Algorithm):
         self.encoder = ctx.build("model", obs)
         if (size := getattr(self.encoder, "size", None)) is None:
             raise ConfigError("model", "dreamer decodes with the networks of model=rssm; use it")
-        first = cfg.batch_length * ctx.num_envs
-        if ctx.replay_ratio is not None and ctx.learning_starts < first:  # due updates would wait, and then overfit
-            said = f"{ctx.learning_starts} steps of {ctx.num_envs} environments hold no sequence of {cfg.batch_length}"
-            said += f" rows, from which replay_ratio={ctx.replay_ratio:g} has to learn; use {first}"
-            raise ConfigError("num_steps_sampled_before_learning_starts", said)
+        check_first_sequence(ctx)
         self.dynamics = GaussianRSSM(cfg.deter, cfg.stoch, cfg.hidden, self.encoder.out_dim, self.encode.width)
         self.decoder = Decoder(obs, size._replace(deter=cfg.deter), symlog, cfg.stoch)
         outputs = self.encode.width if self.encode.choices else 2 * self.encode.width
@@ -130,7 +118,7 @@ class Dreamer(Algorithm):
         noise = None if mode == "greedy" else ctx.randn(n, self.cfg.stoch).unsqueeze(0)
         state = self.states(rows, carry, noise)
         after = {key: state[key][0] for key in ("deter", "stoch")}
-        action = self._explored(self.actor(self.features(after)), mode)
+        action = self._explored(self.actor(torch.cat((after["deter"], after["stoch"]), -1)), mode)
         return {"action": action.view(n, *self.encode.shape)}, after
 
     def _explored(self, out: Tensor, mode: Mode) -> Tensor:
@@ -163,11 +151,6 @@ class Dreamer(Algorithm):
             return self.squashed(out, noise)
         parts = zip(out.split(self.encode.choices, -1), noise.unbind(-1), strict=True)
         return torch.cat([choose(x.softmax(-1), u) for x, u in parts], -1)
-
-    @staticmethod
-    def features(state: Batch) -> Tensor:
-        """Return the inputs of all heads, ``[..., D + S]``."""
-        return torch.cat((state["deter"], state["stoch"]), -1)
 
     def states(self, rows: Batch, carry: Batch, noise: Tensor | None) -> Batch:
         """Return the states of ``GaussianRSSM.observe`` for rows ``[T, B, ...]``."""
@@ -206,7 +189,7 @@ class Dreamer(Algorithm):
 
     def _model_losses(self, state: Batch, batch: Batch) -> Losses:
         """Compute negative log-likelihoods, and the KL divergence if its last mean was above ``free_nats``."""
-        cfg, x = self.cfg, self.features(state)
+        cfg, x = self.cfg, torch.cat((state["deter"], state["stoch"]), -1)
         mean, std = self.dynamics.gaussian(self.dynamics.prior(state["deter"]))
         ratio, shift = state["std"] / std, (state["mean"] - mean) / std
         kl = (0.5 * (ratio.square() + shift.square() - 1.0) - ratio.log()).sum(-1)
@@ -227,9 +210,9 @@ class Dreamer(Algorithm):
         with constant([*self.world, self.critic]):  # the actor's gradient flows through them, and stops there
             deter, stoch = state["deter"], state["stoch"]
             for h in range(cfg.imagination_length):
-                action = self.policy(self.features({"deter": deter, "stoch": stoch}).detach(), actions[:, h])
+                action = self.policy(torch.cat((deter, stoch), -1).detach(), actions[:, h])
                 deter, stoch = self.dynamics(deter, stoch, action, states[:, h])
-                xs.append(self.features({"deter": deter, "stoch": stoch}))
+                xs.append(torch.cat((deter, stoch), -1))
             x = torch.stack(xs)  # [H, n, F]
             reward, value = self.reward(x).squeeze(-1), self.critic(x).squeeze(-1)
             discount = torch.full_like(reward, cfg.gamma)
@@ -262,16 +245,3 @@ class Dreamer(Algorithm):
 
     def pictures(self, batch: Batch) -> Tensor | None:
         return open_loop_pictures(self.decoder, self._open_loop(batch), batch["obs"])
-
-
-@contextmanager
-def constant(modules: Iterable[nn.Module]) -> Iterator[None]:
-    """Let no gradient reach the parameters of modules; gradients flow through them to their inputs."""
-    params = [p for module in modules for p in module.parameters() if p.requires_grad]
-    for p in params:
-        p.requires_grad_(False)
-    try:
-        yield
-    finally:
-        for p in params:
-            p.requires_grad_(True)

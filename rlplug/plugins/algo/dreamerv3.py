@@ -18,6 +18,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from rlplug import tree
 from rlplug.api import Algorithm, Context, Learner, Losses, Needs, Optim, Window
+from rlplug.buffer import check_first_sequence
 from rlplug.functional.targets import polyak_
 from rlplug.functional.two_hot import symexp_bins, symlog, two_hot_loss, two_hot_mean
 from rlplug.functional.world_models import balanced_kl, ends_of_episodes, lambda_returns
@@ -83,11 +84,7 @@ class DreamerV3(Algorithm):
         self.encoder = ctx.build("model", obs)
         if (size := getattr(self.encoder, "size", None)) is None:
             raise ConfigError("model", "dreamerv3 builds its world model in the size of model=rssm; use it")
-        first = cfg.batch_length * ctx.num_envs
-        if ctx.replay_ratio is not None and ctx.learning_starts < first:  # due updates would wait, and then overfit
-            said = f"{ctx.learning_starts} steps of {ctx.num_envs} environments hold no sequence of {cfg.batch_length}"
-            said += f" rows, from which replay_ratio={ctx.replay_ratio:g} has to learn; use {first}"
-            raise ConfigError("num_steps_sampled_before_learning_starts", said)
+        check_first_sequence(ctx)
         self.encode = Actions(action)
         self.shape, self.choices = self.encode.shape, self.encode.choices
         self.dynamics = RSSM(size, self.encoder.out_dim, self.encode.width, cfg.unimix)
