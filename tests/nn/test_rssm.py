@@ -15,6 +15,7 @@ SMALL = Size(deter=16, hidden=6, classes=3, depth=2, units=8)
 VECTOR = spaces.Box(-np.inf, np.inf, (3,), np.float32)
 IMAGE = spaces.Box(0, 255, (20, 16, 3), np.uint8)
 SMALL_IMAGE = spaces.Box(0, 255, (7, 7, 3), np.uint8)
+CHOICES = spaces.Tuple((VECTOR, spaces.MultiDiscrete([3, 2])))
 BOTH = spaces.Dict({"image": IMAGE, "vector": VECTOR, "choice": spaces.Discrete(4)})
 
 
@@ -109,9 +110,7 @@ def test_unimix_by_hand():
     torch.testing.assert_close(p, torch.tensor([0.2525, 0.7475], dtype=torch.float64))
 
 
-@pytest.mark.parametrize(
-    "space", [VECTOR, IMAGE, BOTH, spaces.Tuple((VECTOR, spaces.MultiDiscrete([3, 2]))), SMALL_IMAGE], ids=str
-)
+@pytest.mark.parametrize("space", [VECTOR, IMAGE, SMALL_IMAGE, BOTH, CHOICES], ids=str)
 def test_what_is_decoded_has_the_shape_of_what_is_encoded(space):
     torch.manual_seed(0)
     encoder, decoder = (cls(space, SMALL, torch.tanh) for cls in (Encoder, Decoder))
