@@ -69,7 +69,32 @@ class RMSNorm(Module):
         self.weight = nn.Parameter(torch.ones(size))
 
     def forward(self, x: Tensor) -> Tensor:
-        return x * (torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-4) * self.weight)
+        if not torch.is_grad_enabled():
+            return normalized(x)[0] * self.weight
+        return Normalized.apply(x, self.weight)  # type: ignore[no-any-return]
+
+
+def normalized(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return ``x [..., n]`` divided by its root mean square, and the inverse of that, ``[..., 1]``."""
+    inverse = x.square().mean(-1, keepdim=True).add(1e-4).rsqrt()
+    return x * inverse, inverse
+
+
+class Normalized(torch.autograd.Function):
+    """``RMSNorm`` with its gradient in closed form, which needs half the passes over memory."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        y, inverse = normalized(x)
+        ctx.save_for_backward(y, inverse, weight)
+        return y * weight
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        y, inverse, weight = ctx.saved_tensors
+        inside = grad * weight
+        shared = (inside * y).mean(-1, keepdim=True)
+        return torch.addcmul(inside, y, shared, value=-1.0) * inverse, (grad * y).flatten(0, -2).sum(0)
 
 
 class Dense(Module):

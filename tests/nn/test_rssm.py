@@ -8,7 +8,7 @@ import torch
 from gymnasium import spaces
 from torch.nn.functional import silu
 
-from rlplug.nn.rssm import BLOCKS, RSSM, STOCH, Decoder, Encoder, OneHot, Size, choose, unimix
+from rlplug.nn.rssm import BLOCKS, RSSM, STOCH, Decoder, Encoder, Normalized, OneHot, RMSNorm, Size, choose, unimix
 from rlplug.types import ConfigError
 
 SMALL = Size(deter=16, hidden=6, classes=3, depth=2, units=8)
@@ -103,6 +103,16 @@ def test_choices_have_the_probabilities_and_their_gradient():
     assert choose(p, torch.tensor(1.0 - 1e-7)).tolist() == [0.0, 0.0, 0.0, 1.0]
     assert choose(p, None).tolist() == [0.0, 0.0, 1.0, 0.0]
     assert OneHot.apply(p, torch.tensor(1)).tolist() == [0.0, 1.0, 0.0, 0.0]
+
+
+def test_rms_norm_and_its_gradient_by_hand():
+    norm, x = RMSNorm(3).double(), torch.randn(4, 2, 3, dtype=torch.float64, requires_grad=True)
+    norm.weight.data = torch.tensor([1.0, 2.0, -0.5], dtype=torch.float64)
+    torch.testing.assert_close(norm(x), x / (x.square().mean(-1, keepdim=True) + 1e-4).sqrt() * norm.weight)
+    with torch.no_grad():
+        without = norm(x)
+    torch.testing.assert_close(without, norm(x).detach())
+    assert torch.autograd.gradcheck(Normalized.apply, (x, norm.weight))
 
 
 def test_unimix_by_hand():

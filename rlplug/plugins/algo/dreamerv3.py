@@ -120,7 +120,7 @@ class DreamerV3(Algorithm):
         ctx, n = self.ctx, step["is_first"].shape[0]
         rows = {key: tree.map(lambda x: x.unsqueeze(0), step[key]) for key in ("obs", "prev_action", "is_first")}
         state = self.states(rows, carry, None if mode == "greedy" else ctx.rand(n, STOCH).unsqueeze(0))
-        policy = self.policy(self.features(state)[0])
+        policy = self.policy(self.actor(self.features(state)[0]))
         if mode == "greedy":
             action = policy.mode()
         elif isinstance(policy, MultiCategorical):
@@ -133,9 +133,8 @@ class DreamerV3(Algorithm):
         after = {"deter": state["deter"][0], "stoch": self.dynamics.classes(state["stoch"][0])}
         return {"action": action.view(n, *self.shape)}, after
 
-    def policy(self, features: Tensor) -> MultiCategorical | DiagGaussian:
-        """Return the policy in states ``[..., F]``; a discrete one chooses uniformly in a share of all cases."""
-        out = self.actor(features)
+    def policy(self, out: Tensor) -> MultiCategorical | DiagGaussian:
+        """Return the policy by the actor's output ``[..., N]``; a discrete one is uniform in a share of all cases."""
         if not self.choices:
             mean, std = out.chunk(2, -1)
             low, high = self.cfg.std_bounds
@@ -193,9 +192,8 @@ class DreamerV3(Algorithm):
         feedback = {"carry": carry, "returns": returns.flatten(0, 1)}
         return Losses(terms, metrics, feedback, lambda: self._open_loop_errors(batch))
 
-    def _value_loss(self, x: Tensor, target: Tensor) -> Tensor:
+    def _value_loss(self, x: Tensor, logits: Tensor, target: Tensor) -> Tensor:
         """Return the critic's loss ``[...]`` in states ``[..., F]``, with its distance from the slow critic."""
-        logits = self.critic(x)
         with torch.no_grad():
             slow = two_hot_mean(self.slow_critic(x), self.bins)
         loss = two_hot_loss(logits, target, self.bins)
@@ -207,30 +205,32 @@ class DreamerV3(Algorithm):
         The world model gets no gradient. Trajectories begin in every row of the sample.
         """
         cfg, lead = self.cfg, state["deter"].shape[:2]
-        with torch.no_grad():
-            deter, stoch = (state[key].detach().flatten(0, 1) for key in ("deter", "stoch"))
-            xs, actions = [torch.cat((deter, stoch), -1)], list[Tensor]()
-            states, choices = (noise[key].flatten(0, 1) for key in ("imagined", "actions"))
-            for h in range(cfg.imagination_length):
-                actions.append(self.policy(xs[-1]).sample(choices[:, h]))
+        deter, stoch = (state[key].detach().flatten(0, 1) for key in ("deter", "stoch"))
+        xs, outs, actions = [torch.cat((deter, stoch), -1)], list[Tensor](), list[Tensor]()
+        states, choices = (noise[key].flatten(0, 1) for key in ("imagined", "actions"))
+        for h in range(cfg.imagination_length):
+            outs.append(self.actor(xs[-1]))
+            with torch.no_grad():
+                actions.append(self.policy(outs[-1]).sample(choices[:, h]))
                 deter, stoch = self.dynamics.imagine(deter, stoch, self.encode(actions[-1]), states[:, h])
                 xs.append(torch.cat((deter, stoch), -1))
-            x = torch.stack(xs)  # [H+1, n, F]
-            cont, value = self.cont(x).squeeze(-1).sigmoid(), two_hot_mean(self.critic(x), self.bins)
+        x = torch.stack(xs)  # [H+1, n, F]
+        logits, policy = self.critic(x), self.policy(torch.stack(outs))
+        with torch.no_grad():
+            cont, value = self.cont(x).squeeze(-1).sigmoid(), two_hot_mean(logits, self.bins)
             returns = lambda_returns(two_hot_mean(self.reward(x), self.bins), value, cont, cfg.lambda_)
             weight = cont.cumprod(0)[:-1]
             advantage = (returns - value[:-1]) / self.return_range.clamp(min=cfg.return_limit)
-        policy = self.policy(x[:-1])
         entropy = policy.entropy()
         actor = -weight * (policy.logp(torch.stack(actions)) * advantage + cfg.entropy * entropy)  # equation 6
-        critic = weight * self._value_loss(x[:-1], returns)  # equation 5
+        critic = weight * self._value_loss(x[:-1], logits[:-1], returns)  # equation 5
         terms = {"actor": actor.mean(0).view(lead), "critic": critic.mean(0).view(lead)}
         return terms, {"entropy": entropy.detach().mean(0).view(lead)}, returns.unflatten(1, lead)
 
     def _replay_value(self, x: Tensor, batch: Batch, discount: Tensor, imagined: Tensor) -> Tensor:
         """Return the critic's loss on replayed rewards ``[T, B]``, which bootstrap from imagined returns."""
         returns = lambda_returns(batch["prev_reward"], imagined, discount, self.cfg.lambda_, batch["last"])
-        loss = self._value_loss(x[:-1], returns) * ~batch["last"][:-1] * (len(x) / (len(x) - 1.0))
+        loss = self._value_loss(x[:-1], self.critic(x[:-1]), returns) * ~batch["last"][:-1] * (len(x) / (len(x) - 1.0))
         return torch.cat((loss, torch.zeros_like(loss[:1])))  # the mean over T - 1 rows
 
     def update(self, batch: Batch, learner: Learner) -> Losses:
