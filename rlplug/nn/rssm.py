@@ -53,10 +53,10 @@ def initialized(weight: Tensor, fan_in: int, scale: float = 1.0) -> nn.Parameter
     return nn.Parameter(nn.init.trunc_normal_(weight, 0.0, std, -2.0 * std, 2.0 * std).mul_(scale))
 
 
-def linear(before: int, after: int, scale: float = 1.0, fan_in: int | None = None) -> Linear:
+def linear(before: int, after: int, scale: float = 1.0) -> Linear:
     """Return a layer with ``initialized`` weights and zero bias."""
     layer = Linear(before, after)
-    layer.weight = initialized(layer.weight.data, fan_in or before, scale)
+    layer.weight = initialized(layer.weight.data, before, scale)
     nn.init.zeros_(layer.bias)
     return layer
 
@@ -189,7 +189,7 @@ class RSSM(Module):
         self.from_action = Dense([action, hidden])
         fan_in = deter + BLOCKS * 3 * hidden  # all blocks read the three inputs, so that a dense layer serves them
         self.blocks = BlockLinear(deter, deter, BLOCKS, fan_in)
-        self.inputs = linear(3 * hidden, deter, fan_in=fan_in)
+        self.inputs = initialized(torch.empty(deter, 3 * hidden), fan_in)
         self.norm = RMSNorm(deter)
         self.gates = BlockLinear(deter, 3 * deter, BLOCKS)
         self.prior = DenseHead([deter, hidden, hidden], code)
@@ -214,9 +214,8 @@ class RSSM(Module):
         def split(x: Tensor) -> Tensor:  # [n, D] -> [G, n, D / G]
             return x.unflatten(-1, (BLOCKS, -1)).transpose(0, 1)
 
-        x = self.inputs(torch.cat((self.from_deter(deter), self.from_stoch(stoch), action), -1))
-        h = split(deter)
-        x = x + self.blocks(h).transpose(0, 1).flatten(1)
+        x, h = torch.cat((self.from_deter(deter), self.from_stoch(stoch), action), -1), split(deter)
+        x = F.linear(x, self.inputs) + self.blocks(h).transpose(0, 1).flatten(1)
         reset, candidate, update = self.gates(split(F.silu(self.norm(x)))).chunk(3, -1)
         h = torch.lerp(h, (reset.sigmoid() * candidate).tanh(), (update - 1.0).sigmoid())
         return h.transpose(0, 1).flatten(1)

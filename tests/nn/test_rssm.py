@@ -44,8 +44,8 @@ def original_core(model: RSSM, deter, stoch, action):
     hidden = []
     for g in range(BLOCKS):  # each block reads its part of the state, and all of x
         rows = slice(g * size, (g + 1) * size)
-        kernel = torch.cat([model.blocks.weight[g], model.inputs.weight[rows].T])
-        bias = model.blocks.bias[g] + model.inputs.bias[rows]
+        kernel = torch.cat([model.blocks.weight[g], model.inputs[rows].T])
+        bias = model.blocks.bias[g]
         hidden.append(torch.cat([deter[:, rows], x], 1) @ kernel + bias)
     hidden = silu(norm(torch.cat(hidden, 1), model.norm.weight))
     out = []
