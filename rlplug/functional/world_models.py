@@ -54,17 +54,24 @@ def lambda_returns(
     return reverse_scan(decay, x)
 
 
-def ends_of_episodes(batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-    """Return which rows of a sequence are terminal, which are the last of their episode, and where that is known.
+def arrivals(batch: Batch) -> Batch:
+    """Return what led to each row of a sequence, from rows that hold what follows from their action.
 
     Args:
-        batch: ``valid``, ``terminated`` and ``is_first``, ``[T, B]``; a final observation is not valid.
+        batch: ``reward``, ``valid``, ``terminated`` and ``is_first``, ``[T, B]``; a final observation is not valid.
 
     Returns:
-        Bool, ``[T, B]`` each. How an episode ended before the sequence is unknown in row 0, if this is its final
-        observation. Row T-1 is never the last one: the next row is unknown.
+        ``reward``, 0 where an episode begins, and bool ``terminal`` and ``last``: whether the row ends its episode for
+        good, and whether it is its last one; row T-1 never is, since the next row is unknown. ``rewarded`` and
+        ``known`` are False in row 0 if the reward before it, and how its episode ended, are unknown: ``[T, B]`` each.
     """
     first, final = batch["is_first"], ~batch["valid"]
-    no = torch.zeros_like(final[:1])
-    terminal = torch.cat((no, batch["terminated"][:-1] & ~final[:-1] & ~first[1:]))
-    return terminal, torch.cat((first[1:], no)), torch.cat((~final[:1], torch.ones_like(final[1:])))
+    no, acted = torch.zeros_like(final[:1]), batch["valid"][:-1] & ~first[1:]
+    reward = torch.where(acted, batch["reward"][:-1], 0.0)
+    return {
+        "reward": torch.cat((torch.zeros_like(reward[:1]), reward)),
+        "rewarded": torch.cat((first[:1], ~no.expand_as(acted))),
+        "terminal": torch.cat((no, batch["terminated"][:-1] & acted)),
+        "known": torch.cat((~final[:1], ~no.expand_as(acted))),
+        "last": torch.cat((first[1:], no)),
+    }

@@ -50,7 +50,7 @@ def open_loop_errors(decoder: Decoder, states: States, reward: Tensor, batch: Ba
     """
     half = len(reward) // 2
     counts = batch["is_first"][half:].cumsum(0) == 0
-    errors = decoder.loss(*states, batch["obs"]) | {"reward": (reward - batch["prev_reward"]).square()}
+    errors = decoder.loss(*states, batch["obs"]) | {"reward": (reward - batch["reward"]).square()}
     return {f"open_loop_{key}": (x[half:] * counts).sum() / counts.sum().clamp(min=1) for key, x in errors.items()}
 
 

@@ -88,8 +88,9 @@ def test_the_model_s_losses_by_hand():
     kl = torch.distributions.kl_divergence(posterior, prior).sum(-1)
     torch.testing.assert_close(losses.terms["kl"], 2.0 * kl)
     x = torch.cat((state["deter"], state["stoch"]), -1)
-    likelihood = torch.distributions.Normal(algorithm.reward(x).squeeze(-1), 1.0).log_prob(batch["prev_reward"])
-    torch.testing.assert_close(losses.terms["reward"], -likelihood - 0.5 * math.log(2.0 * math.pi))
+    likelihood = torch.distributions.Normal(algorithm.reward(x).squeeze(-1), 1.0).log_prob(batch["reward"])
+    expected = (-likelihood - 0.5 * math.log(2.0 * math.pi)) * batch["rewarded"]
+    torch.testing.assert_close(losses.terms["reward"], expected)
     goes_on, p = 0.99 * (~batch["terminal"]).float(), algorithm.cont(x).squeeze(-1).sigmoid()
     cont = -(goes_on * p.log() + (1.0 - goes_on) * (1.0 - p).log()) * batch["known"]
     torch.testing.assert_close(losses.terms["cont"], 10.0 * cont, atol=1e-4, rtol=1e-4)

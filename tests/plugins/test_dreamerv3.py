@@ -114,13 +114,13 @@ def test_every_loss_equals_the_original(action):
         actor, critic, ret = imag_loss(rew, con, logp, policy.entropy(), value, slow, 2.5)
 
         value, slow = (Value(head, bins, x.transpose(0, 1)) for head in (algorithm.critic, algorithm.slow_critic))
-        term, last = batch["over"].T, batch["last"].T
+        term, last = batch["terminal"].T, batch["last"].T
         boot = ret[:, 0].view(COLUMNS, ROWS)
-        replay = repl_loss(last, term, batch["prev_reward"].T, boot, value, slow)
+        replay = repl_loss(last, term, batch["reward"].T, boot, value, slow)
 
         expected = {"actor": actor.view(COLUMNS, ROWS).T, "critic": critic.view(COLUMNS, ROWS).T}
-        expected["reward"] = Value(algorithm.reward, bins, x).loss(batch["prev_reward"])
-        target, p = (1 - batch["over"].double()) * (1 - 1 / 333), algorithm.cont(x).squeeze(-1).sigmoid()
+        expected["reward"] = Value(algorithm.reward, bins, x).loss(batch["reward"]) * batch["rewarded"]
+        target, p = (1 - batch["terminal"].double()) * (1 - 1 / 333), algorithm.cont(x).squeeze(-1).sigmoid()
         expected["cont"] = -(target * p.log() + (1 - target) * (1 - p).log()) * batch["known"]
         guess = algorithm.decoder.dense(x)
         expected["vector"] = (guess - batch["obs"].sign() * batch["obs"].abs().log1p()).square().sum(-1)
@@ -149,9 +149,16 @@ def test_ends_of_episodes_by_hand():
     batch["is_first"][:, 1] = bits([0, 0, 1, 0, 0, 1]).bool()
     batch["terminated"][:, 1] = False
     out = algorithm.prepare(batch)
-    assert out["over"][:, :2].T.int().tolist() == [[0, 0, 0, 0, 1, 0], [0, 0, 0, 0, 0, 0]]
+    assert out["terminal"][:, :2].T.int().tolist() == [[0, 0, 0, 0, 1, 0], [0, 0, 0, 0, 0, 0]]
     assert out["last"][:, :2].T.int().tolist() == [[1, 0, 0, 0, 1, 0], [0, 1, 0, 0, 1, 0]]
     assert out["known"][:, :2].T.int().tolist() == [[0, 1, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1]]
+    assert out["rewarded"][:, :2].T.int().tolist() == [[0, 1, 1, 1, 1, 1]] * 2
+    reward = batch["reward"]
+    expected = [
+        [0, 0, reward[1, 0], reward[2, 0], reward[3, 0], 0],
+        [0, reward[0, 1], 0, reward[2, 1], reward[3, 1], 0],
+    ]
+    torch.testing.assert_close(out["reward"][:, :2].T, torch.tensor(expected))
     assert out["valid"].all()  # a final observation has losses, too
 
 

@@ -19,7 +19,7 @@ from rlplug import tree
 from rlplug.api import Algorithm, Context, Learner, Losses, Needs, Optim, Window
 from rlplug.buffer import check_first_sequence
 from rlplug.functional.two_hot import symlog
-from rlplug.functional.world_models import ends_of_episodes, lambda_returns
+from rlplug.functional.world_models import arrivals, lambda_returns
 from rlplug.nn import MLP, Activation, Adam, Linear, choices_of, constant
 from rlplug.nn.gaussian_rssm import GaussianRSSM, sampled
 from rlplug.nn.open_loop import open_loop, open_loop_errors, open_loop_pictures
@@ -67,7 +67,7 @@ class Dreamer(Algorithm):
             raise ConfigError(f"algo.{key}", "1 row holds no transition; at least 2 are needed")
         if cfg.deter % 8:
             raise ConfigError("algo.deter", f"{cfg.deter} is no multiple of 8, the blocks of the image decoder")
-        keys = ("obs", "prev_action", "prev_reward", "is_first", "terminated", "valid", "carry")
+        keys = ("obs", "prev_action", "is_first", "reward", "terminated", "valid", "carry")
         window = Window(cfg.batch_length - 1, stride=cfg.stride)
         return Needs(window, data="windows", off_policy=True, perturbable=True, keys=keys)
 
@@ -163,15 +163,14 @@ class Dreamer(Algorithm):
         """Draw the noise of all states and actions, and find the rows that end an episode."""
         (rows, columns), steps, ctx = batch["valid"].shape, self.cfg.imagination_length, self.ctx
         draw = ctx.rand if self.encode.choices else ctx.randn
-        out = {key: batch[key] for key in ("obs", "prev_action", "prev_reward", "is_first")}
+        out = {key: batch[key] for key in ("obs", "prev_action", "is_first")}
         out["noise"] = {
             "states": ctx.randn(columns, rows, self.cfg.stoch).transpose(0, 1),
             "imagined": ctx.randn(columns, rows, steps, self.cfg.stoch).transpose(0, 1),
             "actions": draw(columns, rows, steps, self.encode.size).transpose(0, 1),
         }
-        terminal, _, known = ends_of_episodes(batch)
         carry = {key: leaf[:1] for key, leaf in batch["carry"].items()}
-        return out | {"terminal": terminal, "known": known, "carry": carry, "valid": torch.ones_like(terminal)}
+        return out | arrivals(batch) | {"carry": carry, "valid": torch.ones_like(batch["valid"])}
 
     def forward(self, batch: Batch, parts: Sequence[str]) -> Losses:
         """Compute the losses of the world model, equation 10, of the actor, 7, and of the critic, 8."""
@@ -195,7 +194,7 @@ class Dreamer(Algorithm):
         kl = (0.5 * (ratio.square() + shift.square() - 1.0) - ratio.log()).sum(-1)
         decoded = self.decoder.loss(state["deter"], state["stoch"], batch["obs"])
         terms = {key: 0.5 * term for key, term in decoded.items()}
-        terms["reward"] = 0.5 * (self.reward(x).squeeze(-1) - batch["prev_reward"]).square()
+        terms["reward"] = 0.5 * (self.reward(x).squeeze(-1) - batch["reward"]).square() * batch["rewarded"]
         terms["kl"] = cfg.kl_scale * kl * (self.kl > cfg.free_nats)
         if self.cont is not None:
             goes_on = cfg.gamma * (~batch["terminal"]).to(x.dtype)

@@ -21,7 +21,7 @@ from rlplug.api import Algorithm, Context, Learner, Losses, Needs, Optim, Window
 from rlplug.buffer import check_first_sequence
 from rlplug.functional.targets import polyak_
 from rlplug.functional.two_hot import symexp_bins, symlog, two_hot_loss, two_hot_mean
-from rlplug.functional.world_models import balanced_kl, ends_of_episodes, lambda_returns
+from rlplug.functional.world_models import arrivals, balanced_kl, lambda_returns
 from rlplug.nn import DiagGaussian, LaProp, MultiCategorical, choices_of
 from rlplug.nn.open_loop import open_loop, open_loop_errors, open_loop_pictures
 from rlplug.nn.rssm import RSSM, STOCH, Actions, Decoder, DenseHead, unimix
@@ -74,7 +74,7 @@ class DreamerV3(Algorithm):
             raise ConfigError("algo", f"dreamerv3 serves {served} actions, but the environment's are {action}")
         if cfg.batch_length < 2:
             raise ConfigError("algo.batch_length", "1 row holds no transition; at least 2 are needed")
-        keys = ("obs", "prev_action", "prev_reward", "is_first", "terminated", "valid", "carry")
+        keys = ("obs", "prev_action", "is_first", "reward", "terminated", "valid", "carry")
         return Needs(Window(cfg.batch_length - 1, stride=cfg.stride), data="windows", off_policy=True, keys=keys)
 
     def __init__(self, cfg: Config, ctx: Context) -> None:
@@ -160,15 +160,14 @@ class DreamerV3(Algorithm):
         """Draw the noise of all states and actions, and find the rows that end an episode."""
         (rows, columns), steps, ctx = batch["valid"].shape, self.cfg.imagination_length, self.ctx
         draw = ctx.rand if self.choices else ctx.randn
-        out = {key: batch[key] for key in ("obs", "prev_action", "prev_reward", "is_first")}
+        out = {key: batch[key] for key in ("obs", "prev_action", "is_first")}
         out["noise"] = {
             "states": ctx.rand(columns, rows, STOCH).transpose(0, 1),
             "imagined": ctx.rand(columns, rows, steps, STOCH).transpose(0, 1),
             "actions": draw(columns, rows, steps, self.encode.size).transpose(0, 1),
         }
-        over, last, known = ends_of_episodes(batch)
         carry = {key: leaf[:1] for key, leaf in batch["carry"].items()}
-        return out | {"over": over, "last": last, "known": known, "carry": carry, "valid": torch.ones_like(over)}
+        return out | arrivals(batch) | {"carry": carry, "valid": torch.ones_like(batch["valid"])}
 
     def forward(self, batch: Batch, parts: Sequence[str]) -> Losses:
         """Compute the losses of the world model, equation 2, and of actor and critic, equations 5 and 6."""
@@ -178,8 +177,8 @@ class DreamerV3(Algorithm):
         prior = self.dynamics.probabilities(self.dynamics.prior(state["deter"]))
         dyn, rep = balanced_kl(state["p"], prior, cfg.free_nats)
         terms = self.decoder.loss(state["deter"], state["stoch"], batch["obs"])
-        terms["reward"] = two_hot_loss(self.reward(x), batch["prev_reward"], self.bins)
-        goes_on = (~batch["over"]).to(x.dtype) * (1.0 - 1.0 / cfg.horizon)
+        terms["reward"] = two_hot_loss(self.reward(x), batch["reward"], self.bins) * batch["rewarded"]
+        goes_on = (~batch["terminal"]).to(x.dtype) * (1.0 - 1.0 / cfg.horizon)
         cont = binary_cross_entropy_with_logits(self.cont(x).squeeze(-1), goes_on, reduction="none")
         terms |= {"cont": cont * batch["known"], "dyn": cfg.dyn_scale * dyn, "rep": cfg.rep_scale * rep}
         imagined, metrics, returns = self._imagine(state, batch["noise"])
@@ -229,7 +228,7 @@ class DreamerV3(Algorithm):
 
     def _replay_value(self, x: Tensor, batch: Batch, discount: Tensor, imagined: Tensor) -> Tensor:
         """Return the critic's loss on replayed rewards ``[T, B]``, which bootstrap from imagined returns."""
-        returns = lambda_returns(batch["prev_reward"], imagined, discount, self.cfg.lambda_, batch["last"])
+        returns = lambda_returns(batch["reward"], imagined, discount, self.cfg.lambda_, batch["last"])
         loss = self._value_loss(x[:-1], self.critic(x[:-1]), returns) * ~batch["last"][:-1] * (len(x) / (len(x) - 1.0))
         return torch.cat((loss, torch.zeros_like(loss[:1])))  # the mean over T - 1 rows
 
