@@ -17,6 +17,7 @@ from rlplug.nn.rssm import SIZES, STOCH, Decoder, DenseHead, Encoder
 from rlplug.plugins.algo.dreamerv3 import DreamerV3
 from rlplug.plugins.model.rssm import RSSM
 from rlplug.run.build import build
+from rlplug.run.measure import predictions
 from rlplug.testing.checks.runs import CPU
 from rlplug.types import Batch, ConfigError
 from tests.contract.worlds import stream
@@ -264,3 +265,22 @@ def test_a_size_is_its_number_of_parameters(size):
     algorithm = torch.nn.ModuleList([encoder, decoder, dynamics, *heads])
     count = sum(p.numel() for p in algorithm.parameters()) / 1e6
     assert 0.5 * float(size[:-1]) < count < 1.1 * float(size[:-1])
+
+
+# ---- what it imagines ------------------------------------------------------------------------------------------------
+
+
+def test_the_open_loop_error_is_measured_at_times_and_pictures_draw_nothing(tmp_path, monkeypatch):
+    words = ("algo=dreamerv3", "env=cartpole", *CPU, *SMALL, "algo.open_loop_every=2", "buffer.capacity=200")
+    trainer = build(compose([*words, "num_steps_sampled_before_learning_starts=32"]), tmp_path)
+    for _ in range(32):
+        trainer.collect("random")
+    rows = [trainer.learner.update().metrics for _ in range(3)]
+    assert [{"open_loop_vector", "open_loop_reward"} <= row.keys() for row in rows] == [True, False, True]
+    assert predictions(trainer) is None, "vectors are not drawn"
+    monkeypatch.setattr(DreamerV3, "pictures", lambda self, batch: batch["obs"])
+    before = [generator.get_state() for generator in trainer.ctx.generators.values()]
+    first, second = predictions(trainer), predictions(trainer)
+    assert torch.equal(first, second)
+    assert all(map(torch.equal, before, (generator.get_state() for generator in trainer.ctx.generators.values())))
+    trainer.close()
