@@ -75,7 +75,8 @@ class DreamerV3(Algorithm):
         if cfg.batch_length < 2:
             raise ConfigError("algo.batch_length", "1 row holds no transition; at least 2 are needed")
         keys = ("obs", "prev_action", "is_first", "reward", "terminated", "valid", "carry")
-        return Needs(Window(cfg.batch_length - 1, stride=cfg.stride), data="windows", off_policy=True, keys=keys)
+        window = Window(cfg.batch_length - 1, stride=cfg.stride)
+        return Needs(window, data="windows", off_policy=True, perturbable=True, keys=keys)
 
     def __init__(self, cfg: Config, ctx: Context) -> None:
         super().__init__()
