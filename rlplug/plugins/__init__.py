@@ -21,8 +21,7 @@ SMALL_DREAMS = (
     "buffer.capacity=2_000",
     "model=rssm",
     "buffer=sequence",
-    "algo.warmup=1",
-    "algo.lr=1.0e-3",
+    "buffer.alpha=0.0",
 )
 
 
@@ -43,9 +42,14 @@ def rlplug_components() -> list[Component]:
             "algo",
             "dreamer",
             "rlplug.plugins.algo.dreamer:Dreamer",
-            ("algo.units=32", "algo.hidden=32", "algo.deter=16", *SMALL_DREAMS[:-2]),
+            ("algo.units=32", "algo.hidden=32", "algo.deter=16", *SMALL_DREAMS),
         ),
-        Component("algo", "dreamerv3", "rlplug.plugins.algo.dreamerv3:DreamerV3", SMALL_DREAMS),
+        Component(
+            "algo",
+            "dreamerv3",
+            "rlplug.plugins.algo.dreamerv3:DreamerV3",
+            ("algo.warmup=1", "algo.lr=1.0e-3", "algo.entropy=0.1", *SMALL_DREAMS),
+        ),
         Component("algo", "impala", "rlplug.plugins.algo.impala:IMPALA"),
         Component("algo", "iql", "rlplug.plugins.algo.iql:IQL", PLAYED),
         Component("algo", "lingreedy", "rlplug.plugins.algo.linear_bandit:LinGreedy", BANDIT),
