@@ -132,14 +132,21 @@ class Job:
     task: Tree = None  # argument of ``VecEnv.reset``, for every column
     episodes: int = 1
     max_steps: int = 27_000  # truncates an episode; in evaluations, 27,000 stands for eval.max_episode_steps
-    mode: Mode = "explore"
+    mode: Mode | Mapping[str, Mode] = "explore"
+    """how to act; or submodule (empty: the algorithm and all others) -> its own, like a greedy learner's opponents"""
+    keys: Sequence[str] | None = None
+    """keys of rows that come back, the others are not sent; None: all; with ``()``, only the numbers of episodes"""
 
 
 class Play(Protocol):
-    """Plays jobs and yields each job with its episodes, in the order of ``jobs``.
+    """Plays jobs and yields each job with its episodes.
 
     Episodes are columns, in order of their ends: leaves ``[L+1, episodes, ...]`` of ``Needs.keys`` and stream keys.
-    Shorter episodes are padded with their final row, ``valid=False``. ``return`` and ``length`` are ``[episodes]``.
+    Shorter episodes are padded with their final row, ``valid=False``. ``return`` and ``length`` are ``[episodes]``, and
+    so is ``success`` if the environment has ``is_success``; with several groups, so is ``returns[group]``.
+
+    A result depends on weights, seed and the job's number, not on other jobs. Evaluations yield in the order of
+    ``jobs``, ``Run.play`` in the order in which jobs end.
     """
 
     def __call__(

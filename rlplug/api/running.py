@@ -44,20 +44,29 @@ class Run(Protocol):
         """Collect, observe, count and store one round of segments; see ``Tempo.shards``."""
 
     def play(
-        self, jobs: Sequence[Job], weights: Mapping[str, Weights] | None = None, *, mine: bool = False
+        self,
+        jobs: Sequence[Job],
+        weights: Mapping[str, Weights] | None = None,
+        *,
+        mine: bool = False,
+        store: bool = False,
     ) -> Iterator[tuple[Job, Batch]]:
-        """Play jobs: count, observe and record their episodes without storing them. Every rank passes the same jobs.
+        """Play jobs, yield them as they end, and count, observe and record their episodes. Ranks pass the same jobs.
 
-        See ``Play``. Jobs are divided among the ranks, and all are finished when this returns. The episodes of the last
-        call may exceed ``total_steps``. Gradient steps count every episode once: ``minibatches`` gives each rank its
-        part of a batch that every rank has.
+        See ``Play``. The order in which jobs end is not reproducible. A loop stays exact if it takes all results, puts
+        each in its place by ``job.number``, and updates afterwards; the run itself counts, observes and stores in the
+        order of ``jobs``. Whole jobs are divided among the ranks. The episodes of the last call may exceed
+        ``total_steps``. Gradient steps count every episode once: ``minibatches`` gives each rank its part of a batch
+        that every rank has.
 
         Args:
-            mine: each rank receives only the jobs that it played, in the order of ``jobs``, as its part of the whole.
-                By default, or if one rank collects for all, every rank receives all jobs.
+            mine: each rank receives only the jobs that it played, as its part of the whole. By default, or if one rank
+                collects for all, every rank receives all jobs.
+            store: add the episodes to the buffer, each on the rank that played it, when all have ended.
 
         Raises:
-            RunError: rollouts are in flight, or a rank would receive no job.
+            RunError: rollouts are in flight, a rank would receive no job, or the buffer has no windows or episodes.
+            ConfigError, ValueError: a job has a task, weights or a submodule that there is not.
         """
         ...
 

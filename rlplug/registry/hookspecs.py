@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import pluggy
 
 if TYPE_CHECKING:
-    from rlplug.api import Losses, Run, Segment
+    from rlplug.api import Job, Losses, Run, Segment
+    from rlplug.types import Batch
 
 Kind = Literal["algo", "model", "buffer", "exploration", "env", "loop", "hardware", "logger"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -73,7 +74,11 @@ class Events:
 
     @hookspec
     def rlplug_collected(self, run: Run, segment: Segment) -> None:
-        """Handle a collected, counted and stored segment, or the ``whole`` episodes of a job."""
+        """Handle a collected, counted and stored segment."""
+
+    @hookspec
+    def rlplug_played(self, run: Run, job: Job, batch: Batch) -> None:
+        """Handle the episodes of a job that this rank played and counted; ``batch`` is as ``Run.play`` returns it."""
 
     @hookspec
     def rlplug_updated(self, run: Run, losses: Losses) -> None:

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from uuid import uuid4
 
-from rlplug.api import Buffer, Collector, Plan
+from rlplug.api import Buffer, Collector, Plan, Trainable
 from rlplug.collection.in_process import InProcessCollector
 from rlplug.config import RunConfig
 from rlplug.context import EnvShard, ResolvedRun
@@ -106,7 +106,9 @@ def build(
 
 def _compile(config: RunConfig, policy: BehaviorPolicy) -> Compile:
     """Return ``compile``; ``auto`` requires all components to be ``traceable``."""
-    traced = {type(policy.algorithm), *map(type, policy.exploration.values()), *(cls for _, cls in policy.ctx.built)}
+    built = [cls for slot, cls in policy.ctx.built if slot != "simulator"]
+    parts = (part for root in (policy.algorithm, *policy.exploration.values()) for part in root.modules())
+    traced = {*(type(part) for part in parts if isinstance(part, Trainable)), *built}
     trusted = all(vars(cls).get("traceable", False) for cls in traced)
     return config.compile if trusted or config.compile == "max" else "off"
 
