@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from rlplug.api import Algorithm, Exploration, Job
+from rlplug.api import Exploration, Job
+from rlplug.buffer.samples import predictions
 from rlplug.collection.play import Stopped
-from rlplug.collection.segment import on_device
 from rlplug.context import ResolvedRun
 from rlplug.estimation.estimator import Estimator
 from rlplug.evaluation.evaluator import Evaluator, evaluates_itself, shares_of, side_by_side
@@ -202,10 +201,10 @@ class Evaluation(Schedule):
             if self.cfg.record and trainer.ctx.rank == 0:
                 env, stop = policy.env(ALONE, render=True), lambda: bool(trainer.agreement.asked)
                 shown = pictures(env, policy.algorithm, policy.ctx, self.cfg.record, policy.normalize, stop)
-                video = trainer.run_dir / "videos" / f"step_{steps:012d}.mp4"
-                record(video, shown, env.traits.render_fps)
-                if (predicted := predictions(trainer)) is not None:
-                    record(video.with_stem(f"{video.stem}_predicted"), iter(predicted.numpy()), env.traits.render_fps)
+                record(video := trainer.run_dir / "videos" / f"step_{steps:012d}.mp4", shown, env.traits.render_fps)
+                made = predictions(policy.algorithm, trainer.buffer, policy.ctx, policy.normalizer.normalized)
+                if made is not None:
+                    record(video.with_stem(f"{video.stem}_predicted"), iter(made), env.traits.render_fps)
         return metrics
 
     def _play(self, trainer: Trainer, job: Job, weights: Mapping[str, Weights] | None) -> Batch:
@@ -247,20 +246,6 @@ class Evaluation(Schedule):
         self.evaluator.close()
         if self.actors is not None:
             self.actors.close()
-
-
-def predictions(trainer: Trainer) -> Tensor | None:
-    """Return ``Algorithm.pictures`` of a sample ``[n, H, W, 3]``; the run draws the same samples as without."""
-    algorithm, generators = trainer.algorithm, trainer.ctx.generators.values()
-    if type(algorithm).pictures is Algorithm.pictures or not trainer.buffer.ready():
-        return None
-    states = [generator.get_state() for generator in generators]
-    with torch.no_grad():
-        batch = on_device(trainer.policy.normalizer.normalized(trainer.buffer.sample()), trainer.ctx.device)
-        shown = algorithm.pictures(batch)
-    for generator, state in zip(generators, states, strict=True):
-        generator.set_state(state)
-    return shown if shown is None else shown.cpu()
 
 
 class Estimation(Schedule):

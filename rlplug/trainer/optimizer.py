@@ -52,9 +52,8 @@ class OptimizerState:
 
     def _follow_schedule(self) -> None:
         """Bind the optimizer's step size to the schedule's tensor."""
-        lr = self.optim.lr
         for i, group in enumerate(self.optim.optimizer.param_groups):
-            if lr is not None:
+            if (lr := self.optim.lr) is not None:
                 group["lr"] = lr if isinstance(lr, Tensor) else lr[i]
 
 

@@ -10,6 +10,7 @@ from gymnasium import spaces
 from torch.nn.functional import log_softmax
 
 from rlplug import testing
+from rlplug.buffer.samples import predictions
 from rlplug.config import compose
 from rlplug.functional import symexp_bins, symlog, two_hot
 from rlplug.nn.rssm import RSSM as Dynamics  # noqa: N811
@@ -17,7 +18,6 @@ from rlplug.nn.rssm import SIZES, STOCH, Decoder, DenseHead, Encoder
 from rlplug.plugins.algo.dreamerv3 import DreamerV3
 from rlplug.plugins.model.rssm import RSSM
 from rlplug.run.build import build
-from rlplug.run.measure import predictions
 from rlplug.testing.checks.runs import CPU
 from rlplug.types import Batch, ConfigError
 from tests.contract.worlds import stream
@@ -277,10 +277,11 @@ def test_the_open_loop_error_is_measured_at_times_and_pictures_draw_nothing(tmp_
         trainer.collect("random")
     rows = [trainer.learner.update().metrics for _ in range(3)]
     assert [{"open_loop_vector", "open_loop_reward"} <= row.keys() for row in rows] == [True, False, True]
-    assert predictions(trainer) is None, "vectors are not drawn"
+    given = (trainer.algorithm, trainer.buffer, trainer.ctx, trainer.policy.normalizer.normalized)
+    assert predictions(*given) is None, "vectors are not drawn"
     monkeypatch.setattr(DreamerV3, "pictures", lambda self, batch: batch["obs"])
     before = [generator.get_state() for generator in trainer.ctx.generators.values()]
-    first, second = predictions(trainer), predictions(trainer)
-    assert torch.equal(first, second)
+    first, second = predictions(*given), predictions(*given)
+    assert (first == second).all()
     assert all(map(torch.equal, before, (generator.get_state() for generator in trainer.ctx.generators.values())))
     trainer.close()
