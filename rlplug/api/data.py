@@ -86,7 +86,8 @@ class Buffer(Protocol):
         ...
 
     def feedback(self, index: Tensor, values: Batch) -> None:
-        """Update ``priority [B]`` or ``carry``; insertion ids that have been overwritten are ignored.
+        """Update ``priority [B]``, ``carry``, or stored keys by their new values in the first ``k`` rows of the sample,
+        leaves ``[k, B, ...]``; insertion ids that have been overwritten are ignored.
 
         Raises:
             RunError: ``values`` has another key, or one that this buffer does not store.

@@ -9,10 +9,13 @@ from rlplug.functional.schedule import piecewise_linear
 from rlplug.functional.sequences import chunks, n_step_rows, n_step_segment, n_step_sequences, n_step_transitions
 from rlplug.functional.targets import polyak_
 from rlplug.functional.td import dueling, forbid, gather_action, greedy, huber, inverse_rescale, rescale, retrace
+from rlplug.functional.two_hot import symexp, symexp_bins, symlog, two_hot, two_hot_loss, two_hot_mean
 from rlplug.functional.vtrace import vtrace
+from rlplug.functional.world_models import balanced_kl, lambda_returns
 
 __all__ = [
     "adapt_kl_coeff",
+    "balanced_kl",
     "chunks",
     "clipped_surrogate",
     "clipped_value_loss",
@@ -25,6 +28,7 @@ __all__ = [
     "huber",
     "inverse_rescale",
     "kl_divergence",
+    "lambda_returns",
     "n_step",
     "n_step_rows",
     "n_step_segment",
@@ -39,5 +43,11 @@ __all__ = [
     "reverse_scan",
     "sequence_priority",
     "team_reward",
+    "symexp",
+    "symexp_bins",
+    "symlog",
+    "two_hot",
+    "two_hot_loss",
+    "two_hot_mean",
     "vtrace",
 ]

@@ -17,6 +17,17 @@ SLATES = ("algo=slateq",)
 AGENTS = ("algo=independent",)
 TWO_CARTS = ("env=two_carts", "env.max_episode_steps=20")
 
+SMALL_DREAMS = (
+    "train_batch_size=4",
+    "algo.batch_length=8",
+    "algo.imagination_length=3",
+    "num_steps_sampled_before_learning_starts=64",
+    "buffer.capacity=2_000",
+    "model=rssm",
+    "buffer=sequence",
+    "buffer.alpha=0.0",
+)
+
 
 @hookimpl
 def rlplug_components() -> list[Component]:
@@ -36,6 +47,18 @@ def rlplug_components() -> list[Component]:
         Component("algo", "discrete_cql", "rlplug.plugins.algo.dqn:DQN", PLAYED),
         Component("algo", "dqn", "rlplug.plugins.algo.dqn:DQN"),
         Component("algo", "es", "rlplug.plugins.algo.es:ES"),
+        Component(
+            "algo",
+            "dreamer",
+            "rlplug.plugins.algo.dreamer:Dreamer",
+            ("algo.units=32", "algo.hidden=32", "algo.deter=16", *SMALL_DREAMS),
+        ),
+        Component(
+            "algo",
+            "dreamerv3",
+            "rlplug.plugins.algo.dreamerv3:DreamerV3",
+            ("algo.warmup=1", "algo.lr=1.0e-3", "algo.entropy=0.1", *SMALL_DREAMS),
+        ),
         Component("algo", "impala", "rlplug.plugins.algo.impala:IMPALA"),
         Component("algo", "independent", "rlplug.plugins.algo.independent:Independent", TWO_CARTS),
         Component("algo", "iql", "rlplug.plugins.algo.iql:IQL", PLAYED),
@@ -112,6 +135,7 @@ def rlplug_components() -> list[Component]:
         Component("model", "mlp", "rlplug.plugins.model.mlp:MLP"),
         Component("model", "multi_input", "rlplug.plugins.model.multi_input:MultiInput"),
         Component("model", "nature_cnn", "rlplug.plugins.model.cnn:NatureCNN"),
+        Component("model", "rssm", "rlplug.plugins.model.rssm:RSSM", ("algo=dreamerv3", *SMALL_DREAMS)),
     ]
 
 

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from rlplug.api import Exploration, Job
+from rlplug.buffer.samples import predictions
 from rlplug.collection.play import Stopped
 from rlplug.context import ResolvedRun
 from rlplug.estimation.estimator import Estimator
@@ -200,7 +201,10 @@ class Evaluation(Schedule):
             if self.cfg.record and trainer.ctx.rank == 0:
                 env, stop = policy.env(ALONE, render=True), lambda: bool(trainer.agreement.asked)
                 shown = pictures(env, policy.algorithm, policy.ctx, self.cfg.record, policy.normalize, stop)
-                record(trainer.run_dir / "videos" / f"step_{steps:012d}.mp4", shown, env.traits.render_fps)
+                record(video := trainer.run_dir / "videos" / f"step_{steps:012d}.mp4", shown, env.traits.render_fps)
+                made = predictions(policy.algorithm, trainer.buffer, policy.ctx, policy.normalizer.normalized)
+                if made is not None:
+                    record(video.with_stem(f"{video.stem}_predicted"), iter(made), env.traits.render_fps)
         return metrics
 
     def _play(self, trainer: Trainer, jobs: Sequence[Job], weights: NamedWeights | None) -> list[Batch]:

@@ -303,6 +303,31 @@ SLATEQ = words(
     algo.grad_clip=10.0 algo.grad_clip_by=global_norm
     """
 )
+WORLD_MODEL = words(
+    """
+    model=rssm model.size=1m critic_model=null num_envs=2 loop=alternate rollout_fragment_length=2 train_batch_size=2
+    replay_ratio=0.5 num_steps_sampled_before_learning_starts=32 buffer=sequence buffer.capacity=200 buffer.alpha=0.0
+    buffer.beta=0.4 buffer.epsilon=1e-06 buffer.num_shards=null algo.batch_length=4 algo.stride=1
+    algo.imagination_length=2 algo.open_loop_every=10
+    """
+)
+DREAMER = WORLD_MODEL | words(
+    """
+    algo=dreamer env=pendulum algo.deter=16 algo.stoch=6 algo.hidden=16 algo.units=16 algo.activation=elu
+    algo.gamma=0.98 algo.lambda_=0.9 algo.free_nats=1.0 algo.kl_scale=0.8 algo.predict_discount=true
+    algo.discount_scale=5.0 algo.mean_scale=5.0 algo.initial_std=2.0 algo.least_std=0.0001 algo.explore_noise=0.3
+    algo.model_lr=0.001 algo.actor_lr=0.0005 algo.critic_lr=0.0008 algo.adam_epsilon=1e-07 algo.grad_clip=10.0
+    """
+)
+DREAMERV3 = WORLD_MODEL | words(
+    """
+    algo=dreamerv3 env=cartpole algo.horizon=100 algo.lambda_=0.9 algo.entropy=0.001 algo.unimix=0.02
+    algo.free_nats=0.5 algo.dyn_scale=0.9 algo.rep_scale=0.2 algo.replay_value_scale=0.4 algo.slow_critic_scale=0.7
+    algo.slow_critic_rate=0.05 algo.return_percentiles=[0.1,0.9] algo.return_rate=0.2 algo.return_limit=0.01
+    algo.bins=63 algo.std_bounds=[0.1,1.0] algo.lr=0.001 algo.warmup=5 algo.agc=0.3 algo.betas=[0.9,0.99]
+    algo.epsilon=1e-15
+    """
+)
 
 CASES = {
     "alphazero_knapsack": ALPHAZERO
@@ -324,6 +349,9 @@ CASES = {
     "apex_dqn_cartpole": APEX_DQN,
     "apex_ddpg_pendulum": APEX_DDPG,
     "a3c_cartpole": A3C,
+    "dreamer_pendulum": DREAMER,
+    "dreamerv3_cartpole": DREAMERV3,
+    "dreamerv3_pendulum": DREAMERV3 | words("env=pendulum"),
     "bc_cartpole": OFFLINE | words("algo=bc"),
     "marwil_cartpole": MARWIL,
     "cql_pendulum": CQL,
