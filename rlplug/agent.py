@@ -16,6 +16,7 @@ from gymnasium.spaces import flatdim
 from gymnasium.vector.utils import batch_space
 
 from rlplug import tree
+from rlplug.agents.team import TeamRows
 from rlplug.api import Algorithm, Plan, VecEnv
 from rlplug.checkpointing.format import MISFITS, Checkpoint, find
 from rlplug.config import Core, choose, migrate, typed
@@ -31,7 +32,7 @@ from rlplug.functional.returns import episode_metrics
 from rlplug.registry.installed import check_installed, versions
 from rlplug.trainer.normalize import Normalizer
 from rlplug.trainer.optimizer import refuse_nan
-from rlplug.types import CheckpointError, ConfigError, Mode
+from rlplug.types import Batch, CheckpointError, ConfigError, Mode
 
 # keys that may change for an evaluation
 EVALUABLE = (
@@ -116,19 +117,24 @@ class Agent:
             raise ValueError("this policy was trained without action masks")
         if env_state is not None:
             step["env_state"] = env_state if n is not None else tree.map(lambda x: np.asarray(x)[None], env_state)
+        self._action = self._decide(step, mode, columns)["action"].cpu().numpy()
+        if self._action.shape != (columns, *(self._inside.action.shape or ())):
+            raise ValueError(f"the policy's actions {self._action.shape[1:]} do not fit {self._inside.action}")
+        action = self._execute(self._action)
+        return action[0] if n is None else action
+
+    def _decide(self, step: Batch, mode: Mode, columns: int) -> Batch:
+        """Return the policy's outputs for a row of arrays."""
         with torch.inference_mode(), self.ctx.acting(EnvShard("eval", columns, range(columns))):
             # copies, so that the caller may reuse the arrays
             seen = tree.map(lambda x: torch.from_numpy(np.array(x, order="C")).to(self.ctx.device), step)
-            seen["obs"] = self.normalize(seen["obs"])
-            for key in self._memory:
+            if not self.spec.nested:
+                seen["obs"] = self.normalize(seen["obs"])
+            for key in self._memory & seen.keys():
                 seen[key][seen["is_first"]] = 0
             out, self._carry = self.algorithm.act(seen, self._carry, mode)
-        self._action = out["action"].cpu().numpy()
-        if self._action.shape != (columns, *(self._inside.action.shape or ())):
-            raise ValueError(f"the policy's actions {self._action.shape[1:]} do not fit {self._inside.action}")
         self._first = np.zeros(columns, np.bool_)
-        action = self._execute(self._action)
-        return action[0] if n is None else action
+        return out
 
     def _mask(self, mask: Any, columns: int) -> np.ndarray:
         size = flatdim(self.spec.extras["action_mask"])
@@ -165,7 +171,7 @@ class Team(Agent):
         if "prev_reward" in ctx.needs.keys:
             raise ConfigError("algo", "takes the last reward as input, which several agents do not support")
         self._inside, self._memory = next(iter(ctx.spec.groups.values())), {"prev_action"}.intersection(ctx.needs.keys)
-        self._alive, self._acted = dict[str, Any](), dict[str, Any]()
+        self._rows = TeamRows(ctx.spec, bool(self._memory))
         self.reset()
 
     def act(
@@ -180,48 +186,20 @@ class Team(Agent):
             raise ValueError(f"mode should be one of {', '.join(get_args(Mode))}, got {mode!r}")
         if not isinstance(obs, Mapping) or obs.keys() != self._native.keys():
             raise ValueError(f"obs should map groups to observations: {', '.join(self._native)}")
-        sizes = {name: len(group.agents) for name, group in self.spec.groups.items()}
-        found = {name: batched(self._space(name, sizes[name]), obs[name]) for name in sizes}
+        found = {name: batched(self._space(name), obs[name]) for name in self._native}
         (n, *others) = {n for _, n in found.values()}
         if others:
             raise ValueError("the groups differ in their number of environments")
         self._begin(columns := 1 if n is None else n)
-        step, first = dict[str, Any](), self._first
-        for name, group in self.spec.groups.items():
-            shape = (columns, *([sizes[name]] * bool(sizes[name])))
-            own = {"obs": observe(self._native[name].obs)(found[name][0])}
-            own["alive"] = np.broadcast_to(True if alive is None else np.asarray(alive[name], np.bool_), shape)
-            before = (
-                np.zeros(shape, np.bool_)
-                if first.all()
-                else self._alive[name] & ~first.reshape(-1, *[1] * (len(shape) - 1))
-            )
-            own["agent_is_first"], self._alive[name] = own["alive"] & ~before, own["alive"]
-            if self._memory:
-                none = np.zeros((*shape, *(group.action.shape or ())), group.action.dtype)
-                wide = before.reshape(*shape, *[1] * (none.ndim - len(shape)))
-                own["prev_action"] = none if first.all() else np.where(wide, self._acted[name], none)
-            if "action_mask" in (group if self.spec.nested else self.spec).extras:
-                if action_mask is None:
-                    raise ValueError("this policy was trained with action masks: act(obs, action_mask={group: ...})")
-                own["action_mask"] = np.broadcast_to(
-                    np.asarray(action_mask[name], np.bool_), (*shape, np.shape(action_mask[name])[-1])
-                )
-            step |= {name: own} if self.spec.nested else own
-        with torch.inference_mode(), self.ctx.acting(EnvShard("eval", columns, range(columns))):
-            step["is_first"] = first
-            seen = tree.map(lambda x: torch.from_numpy(np.array(x, order="C")).to(self.ctx.device), step)
-            if not self.spec.nested:
-                seen["obs"] = self.normalize(seen["obs"])
-            out, self._carry = self.algorithm.act(seen, self._carry, mode)
-        self._first = np.zeros(columns, np.bool_)
-        chosen = {name: out[name]["action"] if self.spec.nested else out["action"] for name in sizes}
-        self._acted = {name: x.cpu().numpy() for name, x in chosen.items()}
-        actions = {name: execute(self._native[name].action)(x) for name, x in self._acted.items()}
+        seen = {name: observe(self._native[name].obs)(batch) for name, (batch, _) in found.items()}
+        out = self._decide(self._rows.row(seen, self._first, alive, action_mask), mode, columns)
+        groups = {name: out[name] if self.spec.nested else out for name in self._native}
+        self._rows.actions = {name: group["action"].cpu().numpy() for name, group in groups.items()}
+        actions = {name: execute(self._native[name].action)(x) for name, x in self._rows.actions.items()}
         return {name: action[0] for name, action in actions.items()} if n is None else actions
 
-    def _space(self, name: str, agents: int) -> Any:
-        space = self._native[name].obs
+    def _space(self, name: str) -> Any:
+        space, agents = self._native[name].obs, len(self.spec.groups[name].agents)
         return batch_space(space, agents) if agents else space
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import warnings
 from contextlib import suppress
 from datetime import UTC, datetime
 from importlib import metadata
@@ -137,9 +137,6 @@ class Callbacks:
             with suppress(Stopped):
                 if trainer.steps > self.log.steps(trainer):
                     self.log.log(trainer)
-                for name in sorted(self.stopping.never) if trainer.ctx.rank == 0 else ():
-                    said = f"the run never logged this metric; {unknown(name, self.stopping.names)}"
-                    print(f"rlplug: stop.{name}: {said}", file=sys.stderr, flush=True)
                 if self.estimation.possible:
                     self.log.log_row(trainer, self.estimation.run(trainer))
                 if self.evaluation.possible:
@@ -147,6 +144,10 @@ class Callbacks:
         if self.manager is not None:
             self._saved(trainer, self.manager.submit(snapshot))
             self._saved(trainer, self.manager.wait())
+        for metric in sorted(self.stopping.limits.keys() - self.stopping.seen):
+            warnings.warn(
+                f"stop.{metric}: the run never logged it; {unknown(metric, self.stopping.seen)}", stacklevel=2
+            )
 
     def _saved(self, trainer: Trainer, path: Path | None) -> None:
         if path is not None:

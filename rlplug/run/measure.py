@@ -16,6 +16,7 @@ import torch
 from rlplug.api import Exploration, Job
 from rlplug.buffer.samples import predictions
 from rlplug.collection.play import Stopped
+from rlplug.config import show
 from rlplug.context import ResolvedRun
 from rlplug.estimation.estimator import Estimator
 from rlplug.evaluation.evaluator import Evaluator, evaluates_itself, shares_of, side_by_side
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from rlplug.actors.collector import AsyncEval
 
 
-PREFIXES = "eval/, episode/, train/, time/ or buffer/"
+WRONG = "is no limit: should be a number to reach, or '<0.1' to fall below, of env_steps, updates, eval/, train/ ..."
 METRIC = re.compile(r"env_steps|updates|(eval|episode|train|time|buffer)/.+")
 
 
@@ -112,36 +113,28 @@ class Stopping:
 
     def __init__(self, limits: Mapping[str, float | str]) -> None:
         self.limits: dict[str, tuple[str, float]] = {}
-        self.reason = ""  # which limit was reached
-        self.never, self.names = set(limits), set[str]()  # metrics without a value so far; those with one
+        self.reason, self.seen = "", set[str]()  # which limit was reached; metrics with a value so far
         for metric, limit in limits.items():
-            key, said = f"stop.{metric}", f"{limit!r} is no limit; write a number to reach, or '<0.1' to fall below"
-            if not METRIC.fullmatch(metric):
-                raise ConfigError(key, "is no metric: should be env_steps, updates, or begin with " + PREFIXES)
-            if not (found := re.fullmatch(r"([<>]?) *(\S+)", str(limit))):
-                raise ConfigError(key, said)
-            try:
-                self.limits[metric] = found[1] or ">", float(found[2])
-            except ValueError:
-                raise ConfigError(key, said) from None
+            found = re.fullmatch(r"([<>]?) *([-+.\de]+)", str(limit), re.I)
+            if not found or not METRIC.fullmatch(metric):
+                raise ConfigError(f"stop.{metric}", f"{show(limit)} {WRONG}")
+            self.limits[metric] = found[1] or ">", float(found[2])
 
     def notes(self) -> list[str]:
         """Return a line that names the limits, if any."""
         limits = (f"{metric} {'<' if sign == '<' else '>='} {limit:g}" for metric, (sign, limit) in self.limits.items())
         return [f"stops early at {' or '.join(limits)}"] if self.limits else []
 
-    def require(self, row: Mapping[str, float], prefix: str) -> None:
-        """Raise ``RunError`` if ``row``, which has all metrics of a prefix, lacks one with a limit."""
-        if missing := next((name for name in self.never if name.startswith(prefix) and name not in row), None):
+    def require(self, row: Iterable[str], prefix: str) -> None:
+        """Raise ``RunError`` if there is a limit for a metric of a prefix that is not in ``row``."""
+        if missing := next((name for name in self.limits if name.startswith(prefix) and name not in row), None):
             raise RunError(f"stop.{missing}: there is no such metric; {unknown(missing, row)}")
 
     def read(self, row: Mapping[str, float]) -> None:
         """Compare a row of metrics with the limits."""
-        self.names |= row.keys()
+        self.seen |= row.keys()
         for metric in self.limits.keys() & row.keys():
-            self.never.discard(metric)
-            sign, limit = self.limits[metric]
-            value = row[metric]
+            (sign, limit), value = self.limits[metric], row[metric]
             if not self.reason and (value < limit if sign == "<" else value >= limit):
                 self.reason = f"{metric} reached {value:,.6g} (stop: {sign.replace('>', '>=')} {limit:,.6g})"
 
