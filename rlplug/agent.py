@@ -99,8 +99,6 @@ class Agent:
         Raises:
             ValueError: an argument is missing, or does not fit the spaces or the current episodes.
         """
-        if mode not in get_args(Mode):
-            raise ValueError(f"mode should be one of {', '.join(get_args(Mode))}, got {mode!r}")
         batch, n = batched(self._native.obs, obs)
         columns = 1 if n is None else n
         self._begin(columns)
@@ -125,6 +123,8 @@ class Agent:
 
     def _decide(self, step: Batch, mode: Mode, columns: int) -> Batch:
         """Return the policy's outputs for a row of arrays."""
+        if mode not in get_args(Mode):
+            raise ValueError(f"mode should be one of {', '.join(get_args(Mode))}, got {mode!r}")
         with torch.inference_mode(), self.ctx.acting(EnvShard("eval", columns, range(columns))):
             # copies, so that the caller may reuse the arrays
             seen = tree.map(lambda x: torch.from_numpy(np.array(x, order="C")).to(self.ctx.device), step)
@@ -182,8 +182,6 @@ class Team(Agent):
         Args:
             alive: agents that act, ``[N]`` or ``[n, N]`` bool; None: all.
         """
-        if mode not in get_args(Mode):
-            raise ValueError(f"mode should be one of {', '.join(get_args(Mode))}, got {mode!r}")
         if not isinstance(obs, Mapping) or obs.keys() != self._native.keys():
             raise ValueError(f"obs should map groups to observations: {', '.join(self._native)}")
         found = {name: batched(self._space(name), obs[name]) for name in self._native}

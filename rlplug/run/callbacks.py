@@ -145,9 +145,7 @@ class Callbacks:
             self._saved(trainer, self.manager.submit(snapshot))
             self._saved(trainer, self.manager.wait())
         for metric in sorted(self.stopping.limits.keys() - self.stopping.seen):
-            warnings.warn(
-                f"stop.{metric}: the run never logged it; {unknown(metric, self.stopping.seen)}", stacklevel=2
-            )
+            warnings.warn(f"stop.{metric} was never logged; {unknown(metric, self.stopping.seen)}", stacklevel=2)
 
     def _saved(self, trainer: Trainer, path: Path | None) -> None:
         if path is not None:
