@@ -117,7 +117,7 @@ class OnDevice(VecEnv):
         self._length.add_(1).mul_(going)
         torch.where(over, self.initial(self._noise()), moved, out=self._state)
         terminated = terminated & going
-        truncated = (self._length >= self.limit) & ~terminated
+        truncated = (self._length >= self.limit) & terminated.logical_not()
         torch.logical_or(terminated, truncated, out=self._over)
         said = {"reward": (reward * going).float(), "terminated": terminated, "truncated": truncated}
         return self.row(self._state, self._length, self._over, terminated) | said
