@@ -112,8 +112,8 @@ class Stopping:
     """
 
     def __init__(self, limits: Mapping[str, float | str]) -> None:
-        self.limits: dict[str, tuple[str, float]] = {}
-        self.reason, self.seen = "", set[str]()  # which limit was reached; metrics with a value so far
+        self.limits, self.reason = dict[str, tuple[str, float]](), ""  # which limit was reached
+        self.seen = set[str]()  # metrics with a value so far
         for metric, limit in limits.items():
             found = re.fullmatch(r"([<>]?) *([-+.\de]+)", str(limit), re.I)
             if not found or not METRIC.fullmatch(metric):
@@ -122,8 +122,8 @@ class Stopping:
 
     def notes(self) -> list[str]:
         """Return a line that names the limits, if any."""
-        limits = (f"{metric} {'<' if sign == '<' else '>='} {limit:g}" for metric, (sign, limit) in self.limits.items())
-        return [f"stops early at {' or '.join(limits)}"] if self.limits else []
+        limits = (f"{metric} {sign.replace('>', '>=')} {limit:g}" for metric, (sign, limit) in self.limits.items())
+        return [f"stops early at {' or '.join(limits)}"] * bool(self.limits)
 
     def require(self, row: Iterable[str], prefix: str) -> None:
         """Raise ``RunError`` if there is a limit for a metric of a prefix that is not in ``row``."""
