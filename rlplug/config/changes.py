@@ -37,7 +37,10 @@ def change(raw: Mapping[str, Any], overrides: Sequence[str], may: Sequence[str],
     with explained(overrides):
         parsed = OverridesParser.create().parse_overrides(list(overrides))
     settings: dict[str, Any] = _literal(raw)
-    config = OmegaConf.create(settings, flags={"struct": True})
+    try:
+        config = OmegaConf.create(settings, flags={"struct": True})
+    except RecursionError:
+        raise ConfigError("", "config.yaml cannot be read: it is nested too deeply") from None
     for override in sorted(parsed, key=_chooses, reverse=True):
         key = override.package or override.key_or_group.removesuffix(ONLY)  # critic_model for model@critic_model=mlp
         refuse(_refusals(override, key, raw, may, why))
