@@ -16,6 +16,7 @@ import torch
 from gymnasium.spaces import MultiBinary
 
 from rlplug import tree
+from rlplug.agent import evaluate, load
 from rlplug.checkpointing.format import find
 from rlplug.cli import main
 from rlplug.config import compose
@@ -236,6 +237,18 @@ def test_masks_of_groups_are_heeded_and_declared(tmp_path, monkeypatch):
     said = r"MaskedSignals.reset returned action_mask; name its space in the extras of the spec's Group\('scouts'\)$"
     with pytest.raises(ConfigError, match=said):
         build(compose(["algo=blind", "env=masked_signals", *QUIET]), tmp_path)
+
+
+def test_one_policy_of_several_cannot_be_loaded(tmp_path):
+    run = tmp_path / "run"
+    assert main([*SIGNALS, f"hydra.run.dir={run}"]) == 0
+    with pytest.raises(ConfigError, match="several agents"):
+        load(run)
+    assert evaluate(run, ["eval.episodes=3"])["episodes"] == 3
+    described = {
+        key: origin["name"] for key, origin in json.loads((run / "manifest.json").read_text())["plugins"].items()
+    }
+    assert described["algo.algo"] == "dqn"
 
 
 def test_observations_of_agents_are_normalized_alike(tmp_path):
