@@ -36,7 +36,7 @@ class RankedReturns(Module):
         self.register_buffer("threshold", torch.full((), -torch.inf, dtype=torch.float64))
 
     def forward(self, score: Tensor, tie: Any) -> Tensor:
-        """Return the ranked reward of episodes with these returns: 1, -1, or ``tie``. R2, section 3."""
+        """Return the ranked reward ``[n]`` of episodes with these returns: 1, -1, or ``tie``. R2, section 3."""
         z = torch.where(score < self.threshold, -1.0, torch.as_tensor(tie, dtype=torch.float32, device=score.device))
         return torch.where((score > self.threshold) | (score >= self.best), 1.0, z).float()
 
