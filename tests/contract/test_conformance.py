@@ -136,7 +136,7 @@ BROKEN = {
     "algo wide terms": r"'policy' with shape \[9, 2, 1\]",
     "algo leaky parts": "part 'policy' give a gradient to baseline.weight of part 'baseline'",
     "algo orphan parts": "no optimizer has the parameter scale",
-    "algo shared parts": r"policy.weight is in several optimizers \(policy, again\)",
+    "algo twofold parts": r"policy.weight is in several optimizers \(policy, again\)",
     "algo asleep learns": "part 'baseline' changed no parameter",
     "algo outside act": r"Outside\.act returned the action [23], which is not in Discrete\(2\)",
     "algo indecisive act": "depends on random numbers",
