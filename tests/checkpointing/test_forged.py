@@ -19,6 +19,7 @@ import rlplug
 from rlplug.checkpointing.format import find
 from rlplug.checkpointing.serialize import decode, encode
 from rlplug.cli import main
+from rlplug.config import choose, default_node
 from rlplug.config.changes import resumed
 from rlplug.envs import snapshot
 from rlplug.tree import check_like
@@ -253,3 +254,8 @@ def test_settings_that_are_nested_too_deeply_are_refused():
         deep = {"x": [deep]}
     with pytest.raises(ConfigError, match=r"config\.yaml cannot be read: it is nested too deeply"):
         resumed({"seed": 0, "record": deep}, [])
+
+
+def test_a_setting_whose_name_is_no_text_is_refused():
+    with pytest.raises(ConfigError, match="should be a valid string"):
+        choose("hardware", "hardware", default_node("hardware", "cpu") | {"\ud800": 1})
