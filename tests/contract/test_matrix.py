@@ -87,7 +87,10 @@ def test_every_pair_is_known(name: str):
 
 ALL = [run for of in EVERY.values() for run in of.runs]
 FEW = {name: few(of.runs) for name, of in EVERY.items()}
-QUICK = {*few([run for name in FAMILIES for run in EVERY[name].runs], 2), *(run for some in FEW.values() for run in some)}
+QUICK = {
+    *few([run for name in FAMILIES for run in EVERY[name].runs], 2),
+    *(run for some in FEW.values() for run in some),
+}
 
 
 @by_cell(ALL, QUICK)
