@@ -20,8 +20,9 @@ from tests.loggers.test_wandb_logger import items, read
 
 mlflow = pytest.importorskip("mlflow")
 RUN = ["algo=ppo", "env=cartpole", "tuned=none", "num_envs=2", "rollout_fragment_length=64", "total_steps=16384"]
-RUN += ["algo.sgd_minibatch_size=64", "model.hidden=[8]", "log.every=256", "eval.every=4096", "eval.episodes=1"]
-RUN += ["hardware=cpu", "logger.only=[tensorboard,wandb,mlflow]", "checkpoint.every=1280", "eval.record=1"]
+RUN += ["algo.sgd_minibatch_size=64", "algo.num_sgd_iter=1", "model.hidden=[8]", "eval.every=4096", "eval.episodes=1"]
+RUN += ["hardware=cpu", "logger.only=[tensorboard,wandb,mlflow]", "log.every=256", "checkpoint.every=1280"]
+RUN += ["eval.record=1"]
 
 
 def values(folder: Path) -> dict[str, Counter[tuple[str, int]]]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from hatchling.builders.wheel import WheelBuilder
 
 ROOT = Path(__file__).parent.parent.parent
 BUILT_IN = ", ".join(sorted(path.stem for path in (ROOT / "conf" / "algo").glob("*.yaml")))
@@ -76,7 +77,7 @@ class Empty:
 def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     out = tmp_path_factory.mktemp("dist")
     for source in SOURCES.values():
-        succeed(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", out, source)
+        list(WheelBuilder(str(source)).build(directory=str(out), versions=["standard"]))
     return {name: next(out.glob(f"{name}-*.whl")) for name in SOURCES}
 
 
