@@ -46,11 +46,11 @@ VARIED += "minigrid_empty_5x5 minigrid_fetch_5x5 pendulum pong taxi"
 
 
 def long(check: conformance.Check) -> bool:
-    """Does it play a module with every algorithm or resume a run, as the matrix does, train several times on a further
-    environment, trace another algorithm than these, train on another probe than the quick ones, play
-    one preset more of a kind, or build one of many?"""
+    """Does it play a module with every algorithm or resume a run, as the matrix does, train several times or export
+    on a further environment, trace another algorithm than these, train on another probe than the quick ones, play one
+    preset more of a kind, or build one of many?"""
     what, _, env = check.what.rpartition("-")
-    if check.kind == "algo" and what in ("resumes", "determinism", "schedules", "ranks"):
+    if check.kind == "algo" and what in ("resumes", "determinism", "schedules", "ranks", "export"):
         return what == "resumes" or env != conformance.accepted(check.name)[0]
     if check.what.startswith("compiled"):
         return check.name not in ("dqn", "sac")
