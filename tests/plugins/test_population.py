@@ -189,10 +189,11 @@ def test_two_ranks_make_the_update_of_one_to_the_bit(name):
         assert_same(alone, one)
 
 
-@pytest.mark.parametrize("name", RUNS)
-def test_a_resumed_run_ends_with_the_same_weights(name, tmp_path):
+def test_a_resumed_run_ends_with_the_same_weights(tmp_path):
+    """Those of CEM have deviations, too; the kit resumes the loop with ES."""
+
     def run(folder: Path, *more: str) -> Any:
-        assert main([*SMALL, *RUNS[name], *more, f"hydra.run.dir={folder}"]) == 0
+        assert main([*SMALL, *RUNS["cem"], *more, f"hydra.run.dir={folder}"]) == 0
         summary = json.loads((folder / "summary.json").read_text())
         return summary["env_steps"], find(folder).tree("weights")["algorithm"]
 
