@@ -25,7 +25,7 @@ from rlplug.testing import conformance
 from rlplug.types import ConfigError
 from tests.contract.tenants.agents import FILES
 from tests.contract.tenants.teams import Columns, MaskedSignals, Signals
-from tests.installing import install, site  # noqa: F401  fixtures
+from tests.installing import installed
 
 QUIET = ("hardware=cpu", "logger.only=[]", "eval.every=0")
 SIGNALS = (
@@ -41,9 +41,7 @@ SIGNALS = (
 )
 
 
-@pytest.fixture(autouse=True)
-def teams(install):  # noqa: F811
-    install("rlplug-teams", "rlplug_teams", FILES)
+teams = installed("rlplug-teams", "rlplug_teams", FILES)
 
 
 def summary(run) -> dict:

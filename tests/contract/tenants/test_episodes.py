@@ -14,14 +14,12 @@ from rlplug.config import compose, parse
 from rlplug.run.build import build
 from rlplug.testing.rank_pool import ranks
 from tests.contract.tenants.learners import FILES
-from tests.installing import install, site  # noqa: F401  fixtures
+from tests.installing import installed
 
 RUN = ["algo=montecarlo", "env=cartpole", "hardware=cpu", "logger.only=[]", "eval.every=0", "eval.episodes=20"]
 
 
-@pytest.fixture(autouse=True)
-def learners(install):  # noqa: F811
-    install("rlplug-learners", "rlplug_learners", FILES)
+learners = installed("rlplug-learners", "rlplug_learners", FILES)
 
 
 class Watch:

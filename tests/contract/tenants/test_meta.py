@@ -16,15 +16,13 @@ from rlplug.cli import main
 from rlplug.types import EnvSpec, Group
 from tests.contract import worlds
 from tests.contract.tenants import meta
-from tests.installing import install, site  # noqa: F401  fixtures
+from tests.installing import installed
 
 MAML = ("algo=maml", "env=goals", "hardware=cpu", "logger.only=[]", "eval.every=0", "eval.episodes=20")
 TWO = ("num_envs=2", "hardware.actors.count=2", "hardware.actors.num_cpus=0.5")
 
 
-@pytest.fixture(autouse=True)
-def maml(install):  # noqa: F811
-    install("rlplug-maml", "rlplug_maml", meta.FILES)
+maml = installed("rlplug-maml", "rlplug_maml", meta.FILES)
 
 
 def run(folder: Path, *words: str) -> dict:
