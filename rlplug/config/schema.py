@@ -226,7 +226,7 @@ def parse(raw: dict[str, Any]) -> RunConfig:
     _collect(errors, typed, Core, core)
     slots = ["model", *(key for key in raw if key.endswith("_model"))]
     known = [*CORE, *SINGLE, *SEVERAL, *slots]
-    errors += [unknown_key(key, known) for key in raw if key not in known]
+    errors += [unknown_key(str(key), known) for key in raw if key not in known]
     components: dict[str, Any] = {kind: chosen(kind, kind, raw.get(kind)) for kind in SINGLE}
     for kind in SEVERAL:
         nodes = raw.get(kind) or {}
@@ -270,6 +270,8 @@ def typed(config: type[T], node: dict[str, Any], key: str = "") -> T:
     Raises:
         ConfigError: with one line for each mistake.
     """
+    if odd := [name for name in node if not isinstance(name, str)]:  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ConfigError(key, f"{show(odd[0])} is not the name of a setting; names are text")
     errors: list[ConfigError] = []
     inside = {
         path: _collect(errors, choose, kind, dotted(key, *path), _at(node, path))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from contextlib import suppress
 from datetime import UTC, datetime
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any, cast
@@ -16,6 +17,7 @@ from rlplug.checkpointing.serialize import copy_to_host
 from rlplug.collection.play import Stopped
 from rlplug.data.recorder import EpisodeFiles, RunRecorder
 from rlplug.distributed.rng import global_state, load_global_state
+from rlplug.envs.checking import checked
 from rlplug.envs.spec_json import from_json, mismatch, to_json
 from rlplug.functional.returns import episode_metrics
 from rlplug.registry.discovery import unknown
@@ -210,6 +212,8 @@ def restore(trainer: Trainer, checkpoint: Checkpoint) -> list[str]:
         if difference := mismatch(from_json(manifest["spec"]), trainer.ctx.spec):
             raise CheckpointError(f"{path} is of another environment: {difference}")
         weights, learner, data = (checkpoint.tree(name) for name in ("weights", "learner", f"rank{owner}"))
+        check = partial(checked, trainer.ctx.spec.groups)
+        check({key: data.get(key) for key in ("collector", "buffer")})
         own: dict[str, Any] = data if owner == rank else checkpoint.tree(f"rank{rank}")
         episodes = {"episodes": trainer.episodes.state()}
         tree.check_like(_learner(trainer) | episodes, learner | {"episodes": data["episodes"]})
@@ -225,7 +229,7 @@ def restore(trainer: Trainer, checkpoint: Checkpoint) -> list[str]:
         trainer.load_stream(data)
         if callbacks.recorder is not None:
             callbacks.recorder.load(data["recorder"])
-        callbacks.row_log = FileRowLog(checkpoint.chunks(owner), data["buffer"])
+        callbacks.row_log = FileRowLog(checkpoint.chunks(owner), data["buffer"], check=check)
         trainer.buffer.load(callbacks.row_log)
         missing = manifest["not_restored"] + load_global_state(own["global"], trainer.ctx.device)
         return missing + trainer.ctx.load(own["context"], trainer.steps)
