@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from rlplug.agents.rows import Agent, fold, merge, unfold, view
-from rlplug.api import Algorithm, Context, Learner, Losses, Needs, Segment, Trainable
+from rlplug.api import Algorithm, Context, Job, Learner, Losses, Needs, Play, Segment, Trainable
+from rlplug.functional.returns import episode_metrics
 from rlplug.types import Batch, ConfigError, EnvSpec, Mode
 
 
@@ -88,8 +89,32 @@ class Policies(Algorithm):
                 self.policy(name).requires_grad_(False)
 
     def policy(self, name: str) -> Algorithm:
-        """Return the algorithm of a policy."""
+        """Return the algorithm of a policy.
+
+        Raises:
+            ConfigError: there is no such policy.
+        """
+        if name not in self.table:
+            raise ConfigError("", f"there is no policy {name!r}; the policies are {', '.join(self.table)}")
         return cast(Algorithm, self.learners[module_name(name)])
+
+    def adopt(self, policy: str, other: Algorithm) -> None:
+        if not policy:
+            policies = ", ".join(self.table)
+            raise ConfigError("", f"name the policy that the other run plays, as in against.<policy>: {policies}")
+        own, its = self.policy(policy), other.policy(policy)
+        own.load_state_dict(its.state_dict())
+
+    def evaluate(self, play: Play, episodes: int) -> dict[str, float]:
+        """Return the metrics of every evaluation, and the mean return of every policy's agents."""
+        job = Job(0, episodes=episodes, mode="greedy", keys=("valid", "is_first", "alive", "reward"))
+        ((_, batch),) = play([job])
+        metrics = episode_metrics(batch, self.ctx.spec)
+        for name, agents in self.players.items():
+            rows = view(batch, self.ctx.spec, agents)
+            returns = torch.where(rows["valid"], rows["reward"].double(), 0.0).sum(0)
+            metrics[f"eval/return/{name}"] = returns.mean().item()
+        return metrics
 
     def view(self, batch: Batch, name: str) -> Batch:
         """Return the rows of a policy's agents, as columns of a single agent."""
