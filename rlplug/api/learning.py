@@ -258,12 +258,12 @@ class Algorithm(Trainable):
         ((_, batch),) = play([Job(0, episodes=episodes, mode="greedy")])
         return episode_metrics(batch, getattr(getattr(self, "ctx", None), "spec", None))
 
-    def policy(self, name: str) -> Algorithm:
+    def named_policy(self, name: str) -> Algorithm:
         """Return the submodule that is the policy ``name``; an algorithm that is one policy returns itself."""
         return self
 
     def adopt(self, policy: str, other: Algorithm) -> None:
-        """Load ``other.policy(policy)``, of another run, to begin with (``start_from``) or to play against.
+        """Load ``other.named_policy(policy)``, of another run, to begin with (``start_from``) or to play against.
 
         Args:
             policy: its name here; empty: the only opponent of an evaluation.

@@ -77,7 +77,7 @@ def test_one_policy_begins_from_another_run_and_stays_frozen(runs, tmp_path):
     assert main(["resume", str(tmp_path / "run"), "total_steps=64"]) == 0
     ours, theirs = (load(path).algorithm for path in (tmp_path / "run", runs / "chase"))
     same = {
-        name: all(map(torch.equal, ours.policy(name).parameters(), theirs.policy(name).parameters()))
+        name: all(map(torch.equal, ours.named_policy(name).parameters(), theirs.named_policy(name).parameters()))
         for name in ours.table
     }
     assert same == {prey: True} | dict.fromkeys(others, False)

@@ -253,13 +253,13 @@ class League(Algorithm):
         metrics |= {f"eval/{name}": _returns(of).mean() for name, (_, of) in zip(names, others, strict=True)}
         return {name: float(value) for name, value in metrics.items()}
 
-    def policy(self, name: str = "") -> Algorithm:
+    def named_policy(self, name: str = "") -> Algorithm:
         """Return the learner."""
         return self.learner
 
     def adopt(self, policy: str, other: Algorithm) -> None:
         """Begin the learner from another run, or add a policy that stays; empty: the only one of the pool."""
-        weights = other.policy(policy).state_dict()
+        weights = other.named_policy(policy).state_dict()
         if policy == "learner":
             self.learner.load_state_dict(weights)
             return
