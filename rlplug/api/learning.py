@@ -258,6 +258,22 @@ class Algorithm(Trainable):
         ((_, batch),) = play([Job(0, episodes=episodes, mode="greedy")])
         return episode_metrics(batch, getattr(getattr(self, "ctx", None), "spec", None))
 
+    def named_policy(self, name: str) -> Algorithm:
+        """Return the submodule that is the policy ``name``; an algorithm that is one policy returns itself."""
+        return self
+
+    def adopt(self, policy: str, other: Algorithm) -> None:
+        """Load ``other.named_policy(policy)``, of another run, to begin with (``start_from``) or to play against.
+
+        Args:
+            policy: its name here; empty: the only opponent of an evaluation.
+
+        Raises:
+            ConfigError: there is no such policy, which is the default.
+            RuntimeError: the weights do not fit.
+        """
+        raise ConfigError("", f"{type(self).__name__} has no policies that play against others")
+
     def pictures(self, batch: Batch) -> Tensor | None:
         """Return images ``[n, H, W, 3]`` uint8 that compare predictions with a sample, for ``eval.record``.
 
