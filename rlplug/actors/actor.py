@@ -62,9 +62,9 @@ class RemotePolicy:
     def _update(self, rows: int, statistics: Tree, weights: Weights) -> None:
         """Load the learner's current weights and statistics, and reset the count of rows."""
         self._row, self._rows, self._last_step = 0, rows, time.monotonic()
-        copies.load_statistics(self.policy, statistics)
         if weights is not None:
             copies.load_acting_weights(self.policy, weights)
+        copies.load_statistics(self.policy, statistics)  # last, because a pool of policies grows with the weights
 
     def heartbeat(self) -> tuple[int, int, float]:
         """Return the current row, the number of rows, and the seconds since the last environment step."""

@@ -171,6 +171,7 @@ class Trainable(nn.Module):
     def observe(self, segment: Segment, learner: Learner) -> None:
         """Update running statistics from each collected row, once and in time order.
 
+        Statistics that ``act`` reads are buffers, which actors receive before every rollout; weights change in updates.
         It may call the learner's collectives: it is called equally often on every rank.
         """
 
