@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlplug.cli import say, tell
-from rlplug.cli.meant import require_run
+from rlplug.cli.arguments import run_first
 from rlplug.cli.play import video
 from rlplug.registry import warn_broken
 from rlplug.types import ConfigError, Mode
@@ -43,12 +42,10 @@ def main(arguments: Sequence[str]) -> int:
     if len(modes) > 1:
         raise ConfigError("", "evaluate takes one of --explore and --random")
     known = ("--json", "--record", *(f"--{mode}" for mode in modes))
-    path, *overrides = [argument for argument in arguments if argument not in known] or [""]
-    if flags := [argument for argument in (path, *overrides) if argument.startswith("-")]:
+    words = [argument for argument in arguments if argument not in known]
+    if flags := [word for word in words if word.startswith("-")]:
         raise ConfigError("", f"evaluate has no flag {flags[0]}; see rlplug evaluate --help")
-    if not path or ("=" in path and not os.path.exists(path)):
-        raise ConfigError("", "evaluate takes a run folder or a checkpoint first; see rlplug evaluate --help")
-    require_run(path)
+    path, overrides = run_first("evaluate", words)
     warn_broken()
 
     from rlplug.agent import evaluate  # here, because torch takes seconds to import

@@ -108,8 +108,8 @@ def test_a_damaged_checkpoint_is_passed_over_and_told(run: Path, capsys: pytest.
 TAKES = "evaluate takes a run folder or a checkpoint first; see rlplug evaluate --help"
 BAD = {  # refusals of settings that change are in tests/config/test_overrides.py
     **dict.fromkeys(("evaluate", "evaluate eval.episodes=3"), TAKES),
-    "evaluate .": ". contains no run; the newest run in it is run",
-    "evaluate run/config.yaml": "run/config.yaml is not a run or checkpoint of rlplug: ",
+    "evaluate .": ". holds 1 run: run; name one of them",
+    "evaluate run/config.yaml": "run/config.yaml is a file, not a run folder",
     "evaluate empty": "empty holds no checkpoint yet",
     "evaluate run -m": "evaluate has no flag -m; see rlplug evaluate --help",
     "evaluate run run": "cannot read 'run': should be key=value",
