@@ -16,8 +16,8 @@ USAGE = """rlplug evaluate <run folder or checkpoint> [--json] [--record] [--exp
 
 Runs greedy episodes in the run's environment, with the weights of the run's newest good checkpoint or of
 the given one (such as checkpoints/best). --json prints one JSON object. --explore samples actions from the policy,
---random as before learning starts, both without exploration modules. --record also writes a video of one greedy
-episode, or of eval.record=3, to videos/ of the run folder. Writes no other files unless record.path is set.
+without exploration modules; --random samples them uniformly, whatever the policy. --record also writes a video of one
+greedy episode, or of eval.record=3, to videos/ of the run folder. Writes no other files unless record.path is set.
 
   eval.episodes=100        number of episodes; default: as in the run
   eval.max_episode_steps=1000

@@ -83,6 +83,18 @@ def test_of_one_checkpoint_with_other_settings(capsys: pytest.CaptureFixture[str
     assert said(capsys)["eval/length_mean"] == 9
 
 
+def test_random_actions_are_uniform_whatever_the_policy(capsys: pytest.CaptureFixture[str]):
+    words = ["algo=a2c", "env=cartpole", "tuned=none", "total_steps=512", "model.hidden=[8]", "algo.lr=0.3"]
+    rlplug.train([*words, "seed=1", "eval.every=0", "logger.only=[]", "hydra.run.dir=always_left"])
+    returns = {}
+    for mode in ("--random", "--explore"):
+        capsys.readouterr()
+        assert main(["evaluate", "always_left", mode, "--json", "eval.episodes=100"]) == 0
+        returns[mode] = said(capsys)["eval/return_mean"]
+    assert returns["--random"] == pytest.approx(22, abs=4)  # as of random play
+    assert returns["--explore"] < 12
+
+
 def test_it_writes_nothing_and_takes_a_folder_that_nobody_may_write(run: Path, tmp_path: Path):
     before = everything(tmp_path)
     for path in [run, *run.rglob("*")]:
