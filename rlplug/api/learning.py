@@ -228,7 +228,7 @@ class Algorithm(Trainable):
         Args:
             step: ``obs``, ``is_first`` and the environment's extras such as ``action_mask``; ``[B, ...]``.
             carry: recurrent state before the row.
-            mode: ``explore`` in training, ``greedy`` in evaluation, ``random`` before learning starts.
+            mode: ``explore`` in training, ``greedy`` in evaluation, ``random``: uniform, before learning starts.
 
         Returns:
             The keys to store with the row (``action``, and for example ``logp`` and ``value``), and the new carry.
