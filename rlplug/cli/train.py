@@ -125,7 +125,7 @@ def _folder(run: RunConfig) -> Path:
     """Return the folder of a run without a command line."""
     from omegaconf import open_dict
 
-    config, env = composed([f"seed={run.seed}"]), str(run.raw["env"].get("id", run.env.name)).replace("/", "_")
+    config, env = composed([f"seed={run.seed}"]), re.sub(r"[^\w.-]", "_", name_of(run.raw["env"]))
     with open_dict(config):
         config.hydra.runtime.choices.update(algo=run.algo.name, env=env)
     return Path(config.hydra.run.dir)
