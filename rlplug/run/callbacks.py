@@ -18,6 +18,7 @@ from rlplug.data.recorder import EpisodeFiles, RunRecorder
 from rlplug.distributed.rng import global_state, load_global_state
 from rlplug.envs.spec_json import from_json, mismatch, to_json
 from rlplug.functional.returns import episode_metrics
+from rlplug.hooks import UserCallbacks
 from rlplug.registry.discovery import unknown
 from rlplug.registry.installed import versions
 from rlplug.run import run_dir
@@ -39,6 +40,7 @@ class Callbacks:
         self.row_log = FileRowLog()  # storage of buffer rows across checkpoints
         self.manager: CheckpointManager | None = None
         self.recorder: RunRecorder | None = None
+        self.user = UserCallbacks(policy.config.callbacks, len(policy.ctx.env_ids))
 
     @property
     def logged(self) -> int:
@@ -166,7 +168,7 @@ def capture(trainer: Trainer, score: float | None = None) -> Snapshot:
     """Copy the state of a run in memory, with the ``score`` of these weights if they were evaluated."""
     callbacks, plan, ctx, clock = callbacks_of(trainer), trainer.resolved.plan, trainer.ctx, trainer.clock
     own: dict[str, Tree] = {"context": ctx.state(), "global": global_state(ctx.device)}
-    own["normalizer"] = trainer.policy.normalizer.env_state()
+    own |= {"normalizer": trainer.policy.normalizer.env_state(), "callbacks": callbacks.user.state()}
     trees, missing = {f"rank{ctx.rank}": own}, list[str]()
     if ctx.rank == 0:
         trees = {"weights": trainer.policy.state(), "learner": _learner(trainer)} | trees
@@ -225,6 +227,7 @@ def restore(trainer: Trainer, checkpoint: Checkpoint) -> list[str]:
         trainer.load_stream(data)
         if callbacks.recorder is not None:
             callbacks.recorder.load(data["recorder"])
+        callbacks.user.load(own["callbacks"])
         callbacks.row_log = FileRowLog(checkpoint.chunks(owner), data["buffer"])
         trainer.buffer.load(callbacks.row_log)
         missing = manifest["not_restored"] + load_global_state(own["global"], trainer.ctx.device)
