@@ -54,24 +54,26 @@ def keep(name: str, thing: Any) -> str:
     return HERE + name.removeprefix(HERE)
 
 
-def dumps() -> bytes:
-    """Return all kept objects, for ``loads`` in another process.
+def dumps(raw: Mapping[str, Any] | None = None) -> bytes:
+    """Return the objects in a configuration, or all that can be sent, for ``loads`` in another process.
 
     Raises:
-        ConfigError: one of them cannot be sent.
+        ConfigError: an object in the configuration cannot be sent.
     """
-    for name, thing in _objects.items():
+    found = dict[str, bytes]()
+    for name in _objects if raw is None else set(used(raw)) & _objects.keys():
         try:
-            cloudpickle.dumps(thing)
+            found[name] = cloudpickle.dumps(_objects[name])
         except Exception as error:
-            said = f"cannot be sent to the run's other processes: {type(error).__name__}: {error}"
-            raise ConfigError("", f"{name} {said}; create what it holds inside of it, or use one process") from None
-    return cloudpickle.dumps(_objects)
+            if raw is not None:
+                said = f"cannot be sent to the run's other processes: {type(error).__name__}: {error}"
+                raise ConfigError("", f"{name} {said}; create what it holds inside of it, or use one process") from None
+    return pickle.dumps(found)
 
 
 def loads(data: bytes) -> None:
     """Keep the objects of ``dumps``."""
-    _objects.update(pickle.loads(data))
+    _objects.update({name: pickle.loads(thing) for name, thing in pickle.loads(data).items()})
 
 
 @dataclass(frozen=True)

@@ -102,6 +102,15 @@ class Callbacks:
                 trainer.learner.check_finite()
                 self._saved(trainer, manager.submit(capture(trainer, score)))
 
+    def save(self, trainer: Trainer) -> Path:
+        """Write a checkpoint now, and return its folder."""
+        assert self.manager is not None
+        trainer.learner.check_finite()
+        self._saved(trainer, self.manager.submit(capture(trainer)))
+        self._saved(trainer, path := self.manager.wait())
+        assert path is not None
+        return path
+
     def evaluate(self, trainer: Trainer) -> dict[str, float]:
         """Evaluate and report the result; raise ``Stopped`` if a stop is requested meanwhile."""
         self._poll_eval(trainer, wait=True)
