@@ -22,6 +22,7 @@ from rlplug.distributed.rng import global_state, load_global_state, seed_global_
 from rlplug.distributed.torch_setup import set_up_torch
 from rlplug.evaluation.evaluator import EVALUATION, Evaluator
 from rlplug.registry.installed import check_same
+from rlplug.script import loads
 from rlplug.trainer.policy import TRAINING, BehaviorPolicy
 from rlplug.types import Batch, Mode, Tree
 
@@ -36,11 +37,19 @@ class RemotePolicy:
         self._idle_since: float | None = None  # None: has not collected yet
 
     def build(
-        self, raw: dict[str, Any], spec: bytes, env_ids: range, plan: Plan, path: list[str], versions: dict[str, str]
+        self,
+        raw: dict[str, Any],
+        objects: bytes,
+        spec: bytes,
+        env_ids: range,
+        plan: Plan,
+        path: list[str],
+        versions: dict[str, str],
     ) -> Tree:
         """Build all parts that ``collect`` needs; return the state before the first segment.
 
         Args:
+            objects: objects of the user's script; see ``script.dumps``.
             spec: pickled spaces of the environment, which may need the learner's ``sys.path``, ``path``.
             versions: installed versions of the learner.
 
@@ -49,6 +58,7 @@ class RemotePolicy:
         """
         sys.path.extend(folder for folder in path if folder not in sys.path)
         check_same(versions, "an actor")
+        loads(objects)
         config = parse(raw)
         set_up_torch(plan, config.deterministic)
         resolved = ResolvedRun(config, plan, pickle.loads(spec))

@@ -12,7 +12,7 @@ from rlplug.cli.arguments import run_first
 from rlplug.cli.play import video
 from rlplug.registry import warn_broken
 from rlplug.results.places import run_at
-from rlplug.types import CheckpointError, ConfigError, Mode
+from rlplug.types import ConfigError, Mode
 
 USAGE = """rlplug evaluate <run folder or checkpoint> [--json] [--record] [--explore | --random] [key=value ...]
 
@@ -68,7 +68,7 @@ def opponents(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
     for policy, path in runs.items():
         try:
             runs[policy] = str(run_at(path))
-        except (ConfigError, CheckpointError) as error:
+        except ConfigError as error:
             raise ConfigError(f"against.{policy}".rstrip("."), error.message) from None
     return runs, [word for word, match in zip(words, found, strict=True) if not match]
 

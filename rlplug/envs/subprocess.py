@@ -21,7 +21,7 @@ import gymnasium
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
-from rlplug import tree
+from rlplug import script, tree
 from rlplug.envs.checking import check_seeds
 from rlplug.envs.env_list import EnvList
 from rlplug.envs.goals import EnvGoals, goals_of
@@ -70,6 +70,7 @@ class Subprocess:
         goals = partial(_goals, make) if listed is EnvList else None
         self.traits = EnvTraits(check_bounds=check_bounds, goals=goals)
         try:
+            objects = script.dumps()
             pickle.dumps(make)
         except Exception as error:
             raise not_sent(error) from error
@@ -80,7 +81,7 @@ class Subprocess:
             for ids in np.array_split(np.arange(n), min(workers or _cores(), n)):
                 self._workers.append(_Worker(range(int(ids[0]), int(ids[-1]) + 1), [env_ids[i] for i in ids], memory))
             for worker in self._workers:
-                worker.send((make, worker.env_ids, listed, options))
+                worker.send((objects, make, worker.env_ids, listed, options))
             specs: list[EnvSpec] = self._answers()
             self.spec = specs[0]
             for worker, spec in zip(self._workers, specs, strict=True):

@@ -15,6 +15,7 @@ TEAM = ("env=two_step",)
 BANDIT = ("env=linear_bandit", "env.max_episode_steps=1", "rollout_fragment_length=2")
 SLATES = ("algo=slateq",)
 AGENTS = ("algo=independent",)
+CUSTOM = ("model.entry_point=rlplug.testing.worlds:Net",)
 TWO_CARTS = ("env=two_carts", "env.max_episode_steps=20")
 
 SEARCH = ("env=knapsack", "env=tictactoe", "algo.num_simulations=6", "num_envs=4", "train_batch_size=8", "model=mlp")
@@ -131,6 +132,7 @@ def rlplug_components() -> list[Component]:
         Component("loop", "async", "rlplug.plugins.loop.asynchronous:Async", ("algo=impala",)),
         Component("loop", "population", "rlplug.plugins.loop.population:Population", ("algo=es",)),
         Component("loop", "offline", "rlplug.plugins.loop.offline:Offline", ("algo=bc", SMALL_DATA)),
+        Component("model", "custom", "rlplug.plugins.model.custom:Custom", CUSTOM),
         Component("model", "gru", "rlplug.plugins.model.recurrent:GRU"),
         Component("model", "impala_cnn", "rlplug.plugins.model.cnn:ImpalaCNN"),
         Component("model", "lstm", "rlplug.plugins.model.recurrent:LSTM"),

@@ -157,5 +157,4 @@ def start(trainer: Trainer) -> None:
         if first and plan.actors.evaluation:
             callbacks_of(trainer).evaluation.start(trainer.resolved)
     trainer.collector.start()
-    if first:
-        loggers.register(trainer)
+    loggers.register(trainer)

@@ -34,6 +34,7 @@ from rlplug.run import checks, run_dir
 from rlplug.run.build import build, start
 from rlplug.run.callbacks import callbacks_of, restore
 from rlplug.run.loggers import DISK, AtOnce
+from rlplug.script import Sent, dumps
 from rlplug.trainer.trainer import Trainer
 from rlplug.types import STEP, CheckpointError, ConfigError, RunError
 
@@ -73,10 +74,17 @@ def resume(path: str | Path, overrides: Sequence[str] = (), tell: Tell = print) 
         ConfigError: the run cannot be resumed, or not with these overrides; nothing was written.
         RunError, KeyboardInterrupt: see ``train``.
     """
-    folder = Path(path)
-    raw, *_ = _read(folder, overrides)
-    plan: Plan = choose("hardware", "hardware", raw.get("hardware")).plan()
-    return _launch(plan, raw, folder, tell, _resume, list(overrides))
+    folder, (raw, *_) = Path(path), _read(Path(path), overrides)
+    return _launch(_plan(raw), raw, folder, tell, _resume, list(overrides))
+
+
+def planned(folder: Path, overrides: Sequence[str]) -> Plan:
+    """Return the hardware plan of a run that is resumed. Raises as ``resume``."""
+    return _plan(_read(folder, overrides)[0])
+
+
+def _plan(raw: dict[str, Any]) -> Plan:
+    return choose("hardware", "hardware", raw.get("hardware")).plan()
 
 
 def _launch(plan: Plan, raw: dict[str, Any], folder: Path, tell: Tell, work: Callable[..., Any], *args: Any) -> Any:
@@ -95,10 +103,10 @@ def _launch(plan: Plan, raw: dict[str, Any], folder: Path, tell: Tell, work: Cal
         from rlplug.actors.launcher import on_cluster as start_ranks
     else:
         start_ranks = spawn_ranks
-    restarts = plan.max_restarts
+    restarts, objects = plan.max_restarts, dumps(raw)
     while True:
         try:
-            return start_ranks(plan, work, plan, folder, *args, tell=tell)
+            return start_ranks(plan, Sent(work, objects), plan, folder, *args, tell=tell)
         except RunError as error:
             if not restarts or not checkpoints(folder):
                 if isinstance(error, RankError):  # the rank could not print this itself
@@ -109,9 +117,16 @@ def _launch(plan: Plan, raw: dict[str, Any], folder: Path, tell: Tell, work: Cal
             work, args = _resume, ([],)
 
 
-def _train(
+def _train(*args: Any) -> float:
+    with created(*args) as trainer:
+        return _drive(trainer)
+
+
+@contextmanager
+def created(
     fabric: AnyFabric, tell: Tell, plan: Plan, folder: Path, raw: dict[str, Any], command: list[str], notes: list[str]
-) -> float:
+) -> Iterator[Trainer]:
+    """Build a new run and create its folder."""
     raw, folder = fabric.broadcast((raw, folder))
     check_same(fabric.broadcast(installed()), f"rank {fabric.global_rank}")
     config = parse(raw)
@@ -129,10 +144,19 @@ def _train(
             seen = (line for group in trainer.ctx.spec.groups.values() for line in remarks(group.obs))
             for note in (*notes, *seen, *callbacks_of(trainer).stopping.notes()):
                 tell(note)
-        return _drive(trainer)
+        yield trainer
 
 
-def _resume(fabric: AnyFabric, tell: Tell, plan: Plan, folder: Path, overrides: list[str]) -> float | None:
+def _resume(*args: Any) -> float | None:
+    with reopened(*args) as trainer:
+        return trainer and _drive(trainer)
+
+
+@contextmanager
+def reopened(
+    fabric: AnyFabric, tell: Tell, plan: Plan, folder: Path, overrides: list[str]
+) -> Iterator[Trainer | None]:
+    """Build a run that exists already, with the state of its newest good checkpoint; None: it has finished."""
     first = fabric.is_global_zero
     tell = tell if first else lambda line: None
     check_same(fabric.broadcast(installed()), f"rank {fabric.global_rank}")
@@ -154,7 +178,8 @@ def _resume(fabric: AnyFabric, tell: Tell, plan: Plan, folder: Path, overrides: 
                 score = stopped or ("no evaluation" if done.score is None else f"evaluation {done.score:,.1f}")
                 way = "set stop=null, or another limit" if stopped else f"raise total_steps above {config.total_steps}"
                 tell(f"{folder} has finished: {getattr(done, unit):,} {STEP[unit]}s, {score}. To continue, {way}")
-                return None
+                yield None
+                return
             if checkpoint is None:
                 raise CheckpointError(f"{folder} has finished: no checkpoint to resume")
         with closing(build(config, folder, fabric, plan, manifest["run"])) as trainer, last_words():
@@ -172,7 +197,7 @@ def _resume(fabric: AnyFabric, tell: Tell, plan: Plan, folder: Path, overrides: 
                 for aside in tidy(folder, checkpoint):
                     tell(f"damaged files were moved to {aside}")
                 run_dir.note_resumed(folder, config, manifest, progress, changed)
-            return _drive(trainer)
+            yield trainer
 
 
 def _read(folder: Path, overrides: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any], list[str]]:
@@ -207,7 +232,14 @@ def _check_own(
 
 
 def _drive(trainer: Trainer) -> float:
-    """Run the loop to its end, evaluate, and write a last checkpoint; return and raise as ``train``."""
+    with driven(trainer), suppress(Stopped):
+        trainer.loop.run(trainer)
+    return callbacks_of(trainer).evaluation.latest.get("eval/return_mean", math.nan)
+
+
+@contextmanager
+def driven(trainer: Trainer) -> Iterator[None]:
+    """Execute the rounds of the body, then evaluate and write a last checkpoint; raise as ``train``."""
     callbacks, folder, status, startup, reached = callbacks_of(trainer), trainer.run_dir, "failed", 0.0, ""
     manager = callbacks.open(trainer)
     try:
@@ -215,8 +247,7 @@ def _drive(trainer: Trainer) -> float:
             trainer.hooks.hook.rlplug_started(run=trainer)
             trainer.clock.started_up()
             startup = _age() or trainer.clock.startup_s
-            with suppress(Stopped):
-                trainer.loop.run(trainer)
+            yield
             reached = callbacks.stopping.reason
             callbacks.finish(trainer)
             if trainer.resolved.plan.actors is not None and trainer.ctx.rank != 0:
@@ -241,7 +272,6 @@ def _drive(trainer: Trainer) -> float:
     finally:
         if trainer.ctx.rank == 0:
             _end(trainer, status, startup, reached)
-    return callbacks.evaluation.latest.get("eval/return_mean", math.nan)
 
 
 def _age() -> float:

@@ -26,6 +26,7 @@ from rlplug.checkpointing.serialize import damaged
 from rlplug.config import RunConfig, migrate, nested
 from rlplug.plan import Plan
 from rlplug.registry.installed import versions
+from rlplug.script import described
 from rlplug.types import CheckpointError, ConfigError, Progress
 
 CONFIG, SUMMARY, LOCK = "config.yaml", "summary.json", "run.lock"
@@ -110,7 +111,7 @@ def create(folder: Path, config: RunConfig, plan: Plan, identity: str, command: 
     hardware = {"machine": platform.machine(), "cpus": os.cpu_count(), "accelerator": gpu, "plan": asdict(plan)}
     manifest = {"run": identity, "format": FORMAT, "command": list(command), "versions": versions()}
     manifest |= {"unit": config.loop.cls.unit, "plugins": origins(config), "git": _git(), "hardware": hardware}
-    manifest |= {"resumed": []}
+    manifest |= {"resumed": [], "script": described(config.raw)}
     write_config(folder, config.raw)
     write_json(folder / MANIFEST, manifest)
 
