@@ -13,7 +13,7 @@ test:  ## all tests but those that take minutes
 	$(PYTHON) -m pytest -n 2
 
 slow:  ## the tests that take minutes: published thresholds
-	$(PYTHON) -m pytest -m slow
+	$(PYTHON) -m pytest -m slow -o faulthandler_timeout=0
 
 golden:  ## rewrite the golden curves; read the difference before you commit it
 	$(PYTHON) -m pytest tests/golden --update-golden

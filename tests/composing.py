@@ -6,9 +6,13 @@ import pickle
 import re
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import cache
+from pathlib import Path
 
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.core_plugins.file_config_source import FileConfigSource
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.plugins.config_source import ConfigResult
 from omegaconf import DictConfig
 
 from rlplug.config import composition, explain, origins
@@ -20,6 +24,7 @@ VALUE = re.compile(
 )
 """overrides that set a value: no group but logger.only has a name with a dot, or is called as a setting of the run"""
 composed = origins.loaded
+read = FileConfigSource.load_config
 
 
 def reused(overrides: Sequence[str]) -> DictConfig:
@@ -37,9 +42,25 @@ def reused(overrides: Sequence[str]) -> DictConfig:
 
 
 def reuse() -> None:
-    """Let this process reuse compositions."""
+    """Let this process reuse compositions, and the contents of YAML files."""
     for module in (composition, explain, origins):
         module.loaded = reused
+    FileConfigSource.load_config = reread
+
+
+def reread(source: FileConfigSource, config_path: str) -> ConfigResult:
+    file = Path(source.path, source._normalize_file_name(config_path))
+    if not file.is_file():
+        return read(source, config_path)
+    status = file.stat()
+    return pickle.loads(
+        _content(type(source), source.provider, source.path, config_path, status.st_mtime_ns, status.st_size)
+    )
+
+
+@cache
+def _content(kind: type[FileConfigSource], provider: str, path: str, config_path: str, *changed: int) -> bytes:
+    return pickle.dumps(read(kind(provider, path), config_path))
 
 
 @until_refresh

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 
@@ -27,6 +28,12 @@ reuse()
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="rewrite tests/golden/*.json instead of comparing")
+
+
+def pytest_collection_finish() -> None:
+    """Take modules and tests out of garbage collection, a tenth of the time of the tests."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import os
@@ -9,7 +10,8 @@ import re
 import signal
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 
@@ -50,7 +52,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise no_verb(verb, VERBS)
         registry.plugins()  # first, because it hides entry points that would break other libraries
         outlive_readers("stderr", *(() if verb in PRINT else ("stdout",)))
-        run = importlib.import_module(f"rlplug.cli.{verb}").main
+        with loading():
+            run = importlib.import_module(f"rlplug.cli.{verb}").main
         return _printed(run, arguments) if verb in PRINT else run(arguments)
     except (ConfigError, RunError) as error:
         return failed(error)
@@ -60,6 +63,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         return failed(ConfigError("", f"{error.filename}: {error.strerror}"))
     except KeyboardInterrupt as end:
         return 128 + (end.args[0] if end.args else signal.SIGINT)
+
+
+@contextmanager
+def loading() -> Iterator[None]:
+    """Suspend garbage collection, which takes a sixth of the time of imports and finds nothing."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def tell(line: str) -> None:

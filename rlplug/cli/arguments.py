@@ -14,6 +14,21 @@ Flags: TypeAlias = Mapping[str, tuple[Callable[[str], Any], bool]]
 KINDS = {int: "a whole number", float: "a number"}
 
 
+def of_runs(verb: str, arguments: Sequence[str], flags: Flags, usage: str) -> tuple[list[str], dict[str, Any]] | None:
+    """Parse the arguments of a verb that reads runs; None: only print its ``usage``.
+
+    Raises:
+        ConfigError: there are no words; see ``parsed``.
+    """
+    if {"-h", "--help"} & set(arguments):
+        print(usage)
+        return None
+    words, given = parsed(verb, arguments, flags)
+    if not words:
+        raise ConfigError("", f"{verb} takes run folders, or folders of runs; see rlplug {verb} --help")
+    return words, given
+
+
 def parsed(verb: str, arguments: Sequence[str], flags: Flags) -> tuple[list[str], dict[str, Any]]:
     """Split arguments into words and the values of flags, a list for a flag that may be given several times.
 

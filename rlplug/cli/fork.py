@@ -167,14 +167,20 @@ def _changed(before: dict[str, Any], overrides: Sequence[str]) -> tuple[dict[str
     raw = change(before, words, list(before), "it belongs to the start of a run")
     raw, notes = extended(parse(raw).raw, before["total_steps"], STRETCH in overrides)
     errors = [
-        ConfigError(key, f"cannot change: {FIXED[fixed]}; start another run for it")
+        ConfigError(key, f"cannot change: {why}; start another run for it")
         for key, _, _ in differences(before, raw)
-        for fixed in FIXED
-        if f"{key}.".startswith(f"{fixed}.") or f"{fixed}.".startswith(f"{key}.")
+        if (why := fixed(key))
     ]
     if errors:
         raise joined(errors)
     return raw, notes
+
+
+def fixed(key: str) -> str | None:
+    """Return why a fork cannot change a key; None: it can."""
+    return next(
+        (why for one, why in FIXED.items() if f"{key}.".startswith(f"{one}.") or f"{one}.".startswith(f"{key}.")), None
+    )
 
 
 def _name(run: Path, step: int, overrides: Sequence[str]) -> str:

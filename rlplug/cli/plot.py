@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rlplug.cli import say, tell
-from rlplug.cli.arguments import Flags, parsed
+from rlplug.cli.arguments import Flags, of_runs
 from rlplug.types import ConfigError
 
 USAGE = """rlplug plot <runs ...> [key=value ...] [--metric NAME ...] [--out FILE] [...]
@@ -33,12 +33,9 @@ def main(arguments: Sequence[str]) -> int:
     Raises:
         ConfigError: the runs have nothing to draw in common, or the files cannot be written.
     """
-    if {"-h", "--help"} & set(arguments):
-        print(USAGE)
+    if (found := of_runs("plot", arguments, FLAGS, USAGE)) is None:
         return 0
-    words, given = parsed("plot", arguments, FLAGS)
-    if not words:
-        raise ConfigError("", "plot takes run folders, or folders of runs; see rlplug plot --help")
+    words, given = found
 
     from rlplug.results import curves, plot  # here, because NumPy is slow to import
     from rlplug.results.find import find, split

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rlplug.cli import say, tell
-from rlplug.cli.arguments import Flags, parsed
+from rlplug.cli.arguments import Flags, of_runs
 from rlplug.types import ConfigError
 
 USAGE = """rlplug report <runs ...> [key=value ...] [--metric NAME] [--out FILE] [--title TEXT]
@@ -29,12 +29,9 @@ def main(arguments: Sequence[str]) -> int:
     Raises:
         ConfigError: the runs have nothing to show in common, or the file cannot be written.
     """
-    if {"-h", "--help"} & set(arguments):
-        print(USAGE)
+    if (found := of_runs("report", arguments, FLAGS, USAGE)) is None:
         return 0
-    words, given = parsed("report", arguments, FLAGS)
-    if not words:
-        raise ConfigError("", "report takes run folders, or folders of runs; see rlplug report --help")
+    words, given = found
 
     from rlplug.results import curves  # here, because NumPy is slow to import
     from rlplug.results.find import find, split

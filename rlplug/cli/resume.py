@@ -13,7 +13,7 @@ from rlplug.types import ConfigError
 USAGE = """rlplug resume <run folder> [key=value ...]
 
 Continues a run from its newest good checkpoint, exactly as if it had not stopped. Needs only the run folder.
-Settings that do not affect learning can change: eval, estimate, log, checkpoint, logger, hardware, compile,
+Settings that do not affect learning can change: stop, eval, estimate, log, checkpoint, logger, hardware, compile,
 deterministic, on_nan. total_steps can be raised, and options that accept schedules can be set:
 
   total_steps=200_000 schedules=stretch

@@ -88,8 +88,8 @@ def check_sweep(overrides: Sequence[str]) -> tuple[Path, list[str]]:
     folder = str(hydra.sweep.dir)
     varying = {o.key_or_group for o in parsed if o.is_sweep_override()}
     same = sorted({o.key_or_group for o in parsed} - varying)
-    excluded = f"hydra.job.config.override_dirname.exclude_keys=[{','.join(map(_quoted, same))}]"
-    return Path(folder), [f"hydra.sweep.dir={_quoted(folder)}", excluded, *_maximized(hydra, overrides)]
+    excluded = f"hydra.job.config.override_dirname.exclude_keys=[{','.join(map(quoted, same))}]"
+    return Path(folder), [f"hydra.sweep.dir={quoted(folder)}", excluded, *_maximized(hydra, overrides)]
 
 
 def require_folders(hydra: Any) -> None:
@@ -271,6 +271,6 @@ def _shortened(text: str) -> str:
     return line if len(line) <= WIDEST else line[: WIDEST - 1] + "…"
 
 
-def _quoted(word: str) -> str:
+def quoted(word: str) -> str:
     """Quote a word as one value for Hydra's command line."""
     return '"' + word.replace("\\", "\\\\").replace('"', '\\"') + '"'

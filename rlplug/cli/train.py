@@ -13,7 +13,7 @@ from pathlib import Path
 from string import Template
 from typing import TYPE_CHECKING, NoReturn
 
-from rlplug.cli import refuse, say, sweep, tell
+from rlplug.cli import loading, refuse, say, sweep, tell
 from rlplug.cli.meant import no_flag
 from rlplug.config import RunConfig, composed, parse, validated
 from rlplug.registry import warn_broken
@@ -21,6 +21,9 @@ from rlplug.types import ConfigError, RunError
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
+
+
+OWN = "sweeper="  # of overrides that choose a sweeper of rlplug; Hydra's are chosen by hydra/sweeper=
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -47,8 +50,14 @@ def main(arguments: Sequence[str]) -> int:
         if any("hydra.run" in word for word in flags.overrides):
             sweep.require_folders(composed([word for word in flags.overrides if word.startswith("hydra.")]).hydra)
         if not flags.multirun:
+            if any(word.startswith(OWN) for word in flags.overrides):
+                raise ConfigError("sweeper", "starts several runs, which needs -m: python -m rlplug -m sweeper=...")
             _hydra(arguments)
             return 0
+        if any(word.startswith(OWN) for word in flags.overrides):
+            from rlplug.cli import pbt
+
+            return pbt.main(flags.overrides)
         folder, fixed = sweep.check_sweep(flags.overrides)
         try:
             _hydra([*arguments, *fixed])
@@ -121,9 +130,10 @@ def job(config: DictConfig) -> float:
 
     def train() -> float:
         sweep.require_folders(hydra)
-        run, pair = validated(config, hydra, words)
+        with loading():
+            run, pair = validated(config, hydra, words)
 
-        from rlplug.run import launch  # here, because torch takes seconds to import
+            from rlplug.run import launch  # here, because torch takes seconds to import
 
         start = partial(launch.train, run, folder, _command(words), tell, [str(pair)] if pair else [])
         return sweep.go_on(folder, run, start) if is_sweep else start()

@@ -49,8 +49,9 @@ class EpisodeStats:
         """Add rewards ``[T, B]``; masks mark rows with an action, rows that end and rows that begin an episode."""
         count, reward = int(np.count_nonzero(valid)), np.where(valid, reward, 0.0)
         if not np.count_nonzero(ended) and not np.count_nonzero(began):
-            self._return[columns] += reward.sum(0)
-            self._length[columns] += valid.sum(0)
+            one = len(valid) == 1  # a sum takes 3 us
+            self._return[columns] += reward[0] if one else reward.sum(0)
+            self._length[columns] += valid[0] if one else valid.sum(0)
             return count
         returns = self._return[columns] + reward.cumsum(0, dtype=np.float64)
         lengths = self._length[columns] + valid.cumsum(0)

@@ -114,7 +114,7 @@ class ShardCollector:
                 rows = finished(self._allocate(2).tensors, self.finishing)
         given = {*rows, "action_mask"}.union(*(rows[name] for name in self.ctx.spec.nested))
         if missing := [key for key in self.keys if key not in given and key not in self.ctx.needs.recorded]:
-            raise results.nobody_gives(missing, self.algorithm, self.acting.exploration)
+            raise results.missing_keys(missing, self.algorithm, self.acting.exploration)
         row, columns, bounds = tree.take(rows, 0), (slice(0, self.num_envs),), bounds_of(self.env, self.ctx.spec)
         return SegmentSpec(on_cpu(row), self.env.autoreset, columns, bounds)
 

@@ -52,6 +52,7 @@ class NextStepCollector(ShardCollector):
 
     def _play_rows(self, memory: SegmentMemory, rows: int, stop: Callable[[], bool] | None) -> None:
         arrays, has_agents, nested = memory.arrays, self.ctx.spec.has_agents, self.ctx.spec.nested
+        has_carry = "carry" in arrays
         tree.put(arrays, 0, self._open)
         action: Any = {name: arrays[name]["action"] for name in nested} or arrays["action"]
         reward, terminated, truncated = (arrays.get(key, arrays) for key in RESULT)  # of groups: nested
@@ -62,7 +63,8 @@ class NextStepCollector(ShardCollector):
             if stop is not None and stop():
                 end = t
                 break
-            memory.write(t, {"carry": self.acting.carry})
+            if has_carry:
+                memory.write(t, {"carry": self.acting.carry})
             memory.write(t, self.acting(tree.map(as_it_is, memory.rows[t])))
             result = self._step(tree.take(action, t) if has_agents else action[t])
             if has_agents:  # the next row has an action if an agent is alive
@@ -85,7 +87,8 @@ class NextStepCollector(ShardCollector):
         self._open = tree.take(memory.seen, end) | {"valid": copied(valid[end])}
         if end < rows:
             tree.put(arrays, slice(end + 1, rows + 1), self._open)
-        memory.write(slice(end, rows + 1), {"carry": self.acting.carry})
+        if has_carry:
+            memory.write(slice(end, rows + 1), {"carry": self.acting.carry})
         valid[end:] = False
         self._write_value(memory, end)
 

@@ -53,7 +53,8 @@ def change(raw: Mapping[str, Any], overrides: Sequence[str], may: Sequence[str],
                 value = OmegaConf.to_container(composed(words)[key])
                 if override.key_or_group == "logger":  # adds to the run's loggers
                     value = {**value, **config.logger}  # type: ignore[dict-item]
-            OmegaConf.update(config, key, value, merge=not chooses, force_add=add or chooses)
+            whole = chooses or key == "stop"
+            OmegaConf.update(config, key, value, merge=not whole, force_add=add or whole)
         except (ConfigKeyError, ConfigAttributeError) as error:
             raise no_such_key_of(config, str(error.full_key)) from None
     return plain(config, overrides)

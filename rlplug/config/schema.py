@@ -165,6 +165,7 @@ class Core:
 
     seed: NonNegativeInt = option("Seed of all random numbers.")
     total_steps: PositiveInt = option("Environment steps of the whole run, or updates if the loop counts these.")
+    stop: dict[str, float | str] | None = option("End early when a metric reaches a limit: {eval/return_mean: 475}.")
     num_envs: Annotated[PositiveInt, Field(le=1_000_000)] = option("Environments of the whole run.")
     rollout_fragment_length: PositiveInt = option("Steps per environment in one round of collection.")
     train_batch_size: PositiveInt = option("Samples per update from a replay buffer; a rollout is used whole.")
@@ -204,6 +205,7 @@ class RunConfig(Core):
 CORE = list(Core.__pydantic_fields__)  # type: ignore[attr-defined]
 RESUMABLE = (
     "total_steps",
+    "stop",
     "eval",
     "estimate",
     "log",

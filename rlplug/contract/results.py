@@ -56,7 +56,7 @@ def acting(algorithm: Algorithm, exploration: Mapping[str, Exploration], spec: E
     return watched((algorithm, both | acts), *((extra, both | {"perturb": acted}) for extra in exploration.values()))
 
 
-def nobody_gives(keys: Sequence[str], algorithm: Algorithm, exploration: Mapping[str, Exploration]) -> ConfigError:
+def missing_keys(keys: Sequence[str], algorithm: Algorithm, exploration: Mapping[str, Exploration]) -> ConfigError:
     """Return the error for keys that neither the environment nor the algorithm provides."""
     own = Exploration.reads.__func__
     reading = [named(extra, "reads") for extra in exploration.values() if type(extra).reads.__func__ is not own]

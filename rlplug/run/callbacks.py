@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from contextlib import suppress
 from datetime import UTC, datetime
 from importlib import metadata
@@ -17,9 +18,10 @@ from rlplug.data.recorder import EpisodeFiles, RunRecorder
 from rlplug.distributed.rng import global_state, load_global_state
 from rlplug.envs.spec_json import from_json, mismatch, to_json
 from rlplug.functional.returns import episode_metrics
+from rlplug.registry.discovery import unknown
 from rlplug.registry.installed import versions
 from rlplug.run import run_dir
-from rlplug.run.measure import Estimation, Evaluation, MetricsLog
+from rlplug.run.measure import Estimation, Evaluation, MetricsLog, Stopping
 from rlplug.trainer.policy import BehaviorPolicy
 from rlplug.trainer.trainer import Trainer
 from rlplug.types import CheckpointError, ConfigError, Tree
@@ -30,7 +32,8 @@ class Callbacks:
 
     def __init__(self, policy: BehaviorPolicy, is_async: bool, estimation: Estimation, identity: str) -> None:
         self.identity = identity  # identity of the run, in its checkpoints and recorded files
-        self.log = MetricsLog(policy.config.log.every)
+        self.stopping = Stopping(policy.config.stop or {})
+        self.log = MetricsLog(policy.config.log.every, self.stopping)
         self.evaluation = Evaluation(policy, is_async)
         self.estimation = estimation
         self.row_log = FileRowLog()  # storage of buffer rows across checkpoints
@@ -59,6 +62,15 @@ class Callbacks:
         return self.manager is not None and self.manager.idle
 
     def report(self, trainer: Trainer) -> None:
+        """Implement ``Run.report``; raise ``Stopped`` if a metric has reached its limit."""
+        self._report(trainer)
+        if self.stopping.limits:
+            self.stopping.read(vars(trainer.progress))
+            self.stopping.reason = trainer.learner.placement.ranks.broadcast(self.stopping.reason)  # times differ
+        if self.stopping.reason:
+            raise Stopped
+
+    def _report(self, trainer: Trainer) -> None:
         evaluation, score = self.evaluation, None
         if self.log.due(trainer) or evaluation.due(trainer):
             trainer.learner.check_finite()
@@ -98,6 +110,7 @@ class Callbacks:
     def _evaluated(self, trainer: Trainer, result: dict[str, float], step: int) -> None:
         self.evaluation.latest, self.evaluation.latest_at = result, step
         trainer.hooks.hook.rlplug_evaluated(run=trainer, metrics=result)
+        self.stopping.require(result, "eval/")
         now = step == trainer.steps
         self.log.log_row(trainer, result if now else result | {f"eval/{trainer.loop.unit}": step})
 
@@ -124,6 +137,9 @@ class Callbacks:
             with suppress(Stopped):
                 if trainer.steps > self.log.steps(trainer):
                     self.log.log(trainer)
+                for name in sorted(self.stopping.never) if trainer.ctx.rank == 0 else ():
+                    said = f"the run never logged this metric; {unknown(name, self.stopping.names)}"
+                    print(f"rlplug: stop.{name}: {said}", file=sys.stderr, flush=True)
                 if self.estimation.possible:
                     self.log.log_row(trainer, self.estimation.run(trainer))
                 if self.evaluation.possible:

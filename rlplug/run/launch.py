@@ -126,7 +126,7 @@ def _train(
             lock.enter_context(run_dir.locked(folder, "hydra.run.dir"))
             run_dir.create(folder, config, plan, trainer.reports.identity, command)
             seen = (line for group in trainer.ctx.spec.groups.values() for line in remarks(group.obs))
-            for note in (*notes, *seen):
+            for note in (*notes, *seen, *callbacks_of(trainer).stopping.notes()):
                 tell(note)
         return _drive(trainer)
 
@@ -148,6 +148,9 @@ def _resume(fabric: AnyFabric, tell: Tell, plan: Plan, folder: Path, overrides: 
         unit = config.loop.cls.unit
         if done := run_dir.finished(folder):
             made = checkpoint.steps if checkpoint else before["total_steps"]
+            if done.stopped and not any(key.split(".")[0] == "stop" for key, *_ in changed):
+                tell(f"{folder} has finished: {done.stopped}. To continue, change the limit, or set stop=null")
+                return None
             if config.total_steps - made < (config.num_envs if unit == "env_steps" else 1):
                 score = "no evaluation" if done.score is None else f"evaluation {done.score:,.1f}"
                 said = f"{folder} has finished: {getattr(done, unit):,} {STEP[unit]}s, {score}"
@@ -204,7 +207,7 @@ def _check_own(
 
 def _drive(trainer: Trainer) -> float:
     """Run the loop to its end, evaluate, and write a last checkpoint; return and raise as ``train``."""
-    callbacks, folder, status, startup = callbacks_of(trainer), trainer.run_dir, "failed", 0.0
+    callbacks, folder, status, startup, reached = callbacks_of(trainer), trainer.run_dir, "failed", 0.0, ""
     manager = callbacks.open(trainer)
     try:
         with _machine_errors(folder), _stop_on_signal(trainer), denormals_flushed(), _end_without_machine(trainer):
@@ -213,6 +216,7 @@ def _drive(trainer: Trainer) -> float:
             startup = _age() or trainer.clock.startup_s
             with suppress(Stopped):
                 trainer.loop.run(trainer)
+            reached = callbacks.stopping.reason
             callbacks.finish(trainer)
             if trainer.resolved.plan.actors is not None and trainer.ctx.rank != 0:
                 trainer.close()  # before rank 0 stops a Ray cluster that it started
@@ -235,7 +239,7 @@ def _drive(trainer: Trainer) -> float:
         raise RunError(_with_way_back(reason, folder)) from error.__cause__
     finally:
         if trainer.ctx.rank == 0:
-            _end(trainer, status, startup)
+            _end(trainer, status, startup, reached)
     return callbacks.evaluation.latest.get("eval/return_mean", math.nan)
 
 
@@ -249,12 +253,18 @@ def _age() -> float:
     return time.time() - created
 
 
-def _end(trainer: Trainer, status: str, startup: float) -> None:
-    """Write ``summary.json`` and close the loggers. ``startup``: seconds before the loop began."""
+def _end(trainer: Trainer, status: str, startup: float, reached: str) -> None:
+    """Write ``summary.json`` and close the loggers.
+
+    Args:
+        startup: seconds before the loop began.
+        reached: limit of ``stop`` that ended the loop.
+    """
     callbacks, progress, folder = callbacks_of(trainer), trainer.progress, trainer.run_dir
     evaluation, wall = callbacks.evaluation, trainer.clock.wall()
     loop_s = wall - trainer.clock.startup_s
-    summary = {"status": status, **callbacks.estimation.latest, **evaluation.latest}
+    summary = {"status": status} | ({"stopped": reached} if reached else {})
+    summary |= {**callbacks.estimation.latest, **evaluation.latest}
     summary |= {f"eval/{trainer.loop.unit}": evaluation.latest_at}
     summary |= {name: getattr(progress, name) for name in ("env_steps", "updates", "episodes")}
     summary |= {"wall_s": round(wall, 3), "startup_s": round(startup, 3)}

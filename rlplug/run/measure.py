@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing, suppress
@@ -19,12 +20,17 @@ from rlplug.estimation.estimator import Estimator
 from rlplug.evaluation.evaluator import Evaluator, evaluates_itself, shares_of, side_by_side
 from rlplug.evaluation.video import ALONE, pictures, record
 from rlplug.functional.schedule import due
+from rlplug.registry.discovery import unknown
 from rlplug.trainer.policy import BehaviorPolicy
 from rlplug.trainer.trainer import Trainer
-from rlplug.types import Batch, ConfigError, NamedWeights, Progress, Tree
+from rlplug.types import Batch, ConfigError, NamedWeights, Progress, RunError, Tree
 
 if TYPE_CHECKING:
     from rlplug.actors.collector import AsyncEval
+
+
+PREFIXES = "eval/, episode/, train/, time/ or buffer/"
+METRIC = re.compile(r"env_steps|updates|(eval|episode|train|time|buffer)/.+")
 
 
 def least_exploring(modules: Iterable[Exploration]) -> set[int]:
@@ -36,8 +42,8 @@ def least_exploring(modules: Iterable[Exploration]) -> set[int]:
 class MetricsLog:
     """Rows of metrics, one per ``every`` steps and one per evaluation."""
 
-    def __init__(self, every: int) -> None:
-        self.every, self.rows = every, 0
+    def __init__(self, every: int, stopping: Stopping) -> None:
+        self.every, self.rows, self.stopping = every, 0, stopping
         self.wall, self.last = 0.0, Progress()  # of the run at the last row of means
 
     def steps(self, trainer: Trainer) -> int:
@@ -83,6 +89,7 @@ class MetricsLog:
 
     def log_row(self, trainer: Trainer, row: Mapping[str, float]) -> None:
         self.rows += 1
+        self.stopping.read(row)
         trainer.hooks.hook.rlplug_logged(run=trainer, metrics=row, step=trainer.steps)
 
     def state(self) -> Tree:
@@ -90,6 +97,52 @@ class MetricsLog:
 
     def load(self, state: Tree, wall: float) -> None:
         self.rows, self.last, self.wall = state["rows"], Progress(state["steps"], state["updates"]), wall
+
+
+class Stopping:
+    """Ends a run early when a metric reaches its limit (``stop``).
+
+    Args:
+        limits: by metric: a number to reach, or ``"<0.1"`` to fall below.
+
+    Raises:
+        ConfigError: there is no such metric, or no such limit.
+    """
+
+    def __init__(self, limits: Mapping[str, float | str]) -> None:
+        self.limits: dict[str, tuple[str, float]] = {}
+        self.reason = ""  # which limit was reached
+        self.never, self.names = set(limits), set[str]()  # metrics without a value so far; those with one
+        for metric, limit in limits.items():
+            key, said = f"stop.{metric}", f"{limit!r} is no limit; write a number to reach, or '<0.1' to fall below"
+            if not METRIC.fullmatch(metric):
+                raise ConfigError(key, "is no metric: should be env_steps, updates, or begin with " + PREFIXES)
+            if not (found := re.fullmatch(r"([<>]?) *(\S+)", str(limit))):
+                raise ConfigError(key, said)
+            try:
+                self.limits[metric] = found[1] or ">", float(found[2])
+            except ValueError:
+                raise ConfigError(key, said) from None
+
+    def notes(self) -> list[str]:
+        """Return a line that names the limits, if any."""
+        limits = (f"{metric} {'<' if sign == '<' else '>='} {limit:g}" for metric, (sign, limit) in self.limits.items())
+        return [f"stops early at {' or '.join(limits)}"] if self.limits else []
+
+    def require(self, row: Mapping[str, float], prefix: str) -> None:
+        """Raise ``RunError`` if ``row``, which has all metrics of a prefix, lacks one with a limit."""
+        if missing := next((name for name in self.never if name.startswith(prefix) and name not in row), None):
+            raise RunError(f"stop.{missing}: there is no such metric; {unknown(missing, row)}")
+
+    def read(self, row: Mapping[str, float]) -> None:
+        """Compare a row of metrics with the limits."""
+        self.names |= row.keys()
+        for metric in self.limits.keys() & row.keys():
+            self.never.discard(metric)
+            sign, limit = self.limits[metric]
+            value = row[metric]
+            if not self.reason and (value < limit if sign == "<" else value >= limit):
+                self.reason = f"{metric} reached {value:,.6g} (stop: {sign.replace('>', '>=')} {limit:,.6g})"
 
 
 class Schedule:

@@ -61,6 +61,7 @@ class Summary(BaseModel):
     status: Literal["finished"]
     env_steps: int
     updates: int
+    stopped: str = ""
     score: float | None = Field(None, alias="eval/return_mean")
 
 

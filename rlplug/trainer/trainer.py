@@ -144,7 +144,8 @@ class Trainer(Run):
             self.ctx.beyond += beyond(segment.batch, steps, env_ids, spec.bounds)
         self.learner.observe(segment)
         ages = self.orders.ages(segment)
-        self.means.add({name: torch.tensor(float(age)) for name, age in ages.items()})
+        if ages:
+            self.means.add({name: torch.tensor(float(age)) for name, age in ages.items()})
         whole = len(segment.batch["valid"]) > self.ctx.rollout_length
         if not ages.get("too_stale") and (whole or self.ctx.needs.data not in ("rollout", "segments")):
             # the few rows of a short last rollout would make a poor gradient

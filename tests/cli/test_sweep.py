@@ -130,11 +130,11 @@ def test_two_sweeps_and_two_runs_of_the_same_second_do_not_meet():
     assert len({str(composed(SHORT).hydra.run.dir) for _ in range(2)}) == 2
 
 
-SIX = ["-m", *SHORT, "total_steps=1024", "checkpoint.every=128", "algo.lr=1e-3,3e-4", "seed=1,2,3"]
+FOUR = ["-m", *SHORT, "total_steps=1024", "checkpoint.every=128", "algo.lr=1e-3,3e-4", "seed=1,2"]
 
 
 def start(folder: str) -> "subprocess.Popen[str]":
-    command = [sys.executable, "-m", "rlplug", *SIX, f"hydra.sweep.dir={folder}"]
+    command = [sys.executable, "-m", "rlplug", *FOUR, f"hydra.sweep.dir={folder}"]
     return subprocess.Popen(command, env=os.environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
@@ -146,8 +146,8 @@ def wait_for(pattern: str, program: "subprocess.Popen[str]") -> Path:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
-def test_six_jobs_stopped_in_the_middle_finish_once_each(number: int):
-    names = [f"algo.lr={lr},seed={seed}" for lr in ("0.001", "0.0003") for seed in (1, 2, 3)]
+def test_jobs_stopped_in_the_middle_finish_once_each(number: int):
+    names = [f"algo.lr={lr},seed={seed}" for lr in ("0.001", "0.0003") for seed in (1, 2)]
     program = start("sweep")
     wait_for(f"sweep/{names[2]}/checkpoints/*/manifest.json", program)
     program.send_signal(number)
@@ -161,14 +161,12 @@ def test_six_jobs_stopped_in_the_middle_finish_once_each(number: int):
     }
     assert len(done) == 2
 
-    again = start("sweep")
-    out, err = again.communicate()
-    assert again.returncode == 0, err
+    assert main([*FOUR, "hydra.sweep.dir=sweep"]) == 0
     assert {path: path.stat().st_mtime_ns for path in done} == done
     assert statuses() == dict.fromkeys(sorted(names, key=[row["job"] for row in rows()].index), "finished")
-    assert [resumes(Path("sweep") / name) for name in names] == [0, 0, 1, 0, 0, 0]
+    assert [resumes(Path("sweep") / name) for name in names] == [0, 0, 1, 0]
     if number == signal.SIGKILL:
-        assert main([*SIX, "hydra.sweep.dir=whole"]) == 0
+        assert main([*FOUR, "hydra.sweep.dir=whole"]) == 0
         assert all(differences_of_runs(Path("sweep") / name, Path("whole") / name) == [] for name in names)
 
 

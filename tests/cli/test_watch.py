@@ -57,7 +57,7 @@ def interruptible() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
-@pytest.mark.parametrize("columns", [80, 130])
+@pytest.mark.parametrize("columns", [80, pytest.param(130, marks=pytest.mark.slow)])
 def test_a_terminal_shows_the_run_until_it_ends(columns: int, tmp_path: Path, start: Start):
     folder = tmp_path / "run"
     process = start(folder, 20_000)

@@ -19,6 +19,7 @@ from rlplug.run.build import build
 from rlplug.testing.checks.algorithms import interpreted
 from rlplug.testing.rank_pool import ranks
 from rlplug.trainer.learner import RankLearner
+from tests.compiler import WORLD
 from tests.plugins import test_sac
 from tests.trainer.test_learner import close, three_steps
 
@@ -57,13 +58,6 @@ def test_what_cannot_be_compiled_runs_eagerly_and_says_so():
     assert not learner.steps.compiler.active
 
 
-WORLD = (
-    "env=cartpole",
-    "env.id=rlplug.testing.worlds:World-v0",
-    "env.vectorization=list",
-    "logger.only=[]",
-    "num_envs=4",
-)
 SEGMENTS = ("rollout_fragment_length=8", "train_batch_size=32")
 ALGORITHMS = {
     "ppo": ("algo=ppo", "rollout_fragment_length=8", "algo.sgd_minibatch_size=32", "algo.num_sgd_iter=1"),

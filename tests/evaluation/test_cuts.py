@@ -1,6 +1,7 @@
 """Episodes of an evaluation are cut after ``eval.max_episode_steps``, and a line says so."""
 
 import json
+from contextlib import closing
 from pathlib import Path
 
 import gymnasium
@@ -8,14 +9,14 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Box, Discrete
 
-from rlplug.agent import evaluate
 from rlplug.api import Job
 from rlplug.cli import main
-from rlplug.config import compose
+from rlplug.config import compose, parse
 from rlplug.envs.env_list import tell_once
 from rlplug.evaluation.evaluator import shares_of
 from rlplug.run.build import build
 from rlplug.run.launch import train
+from rlplug.testing.rank_pool import ranks
 
 
 class Endless(gymnasium.Env):
@@ -96,14 +97,18 @@ def test_actors_that_evaluate_cut_too(tmp_path: Path, capfd):
     assert capfd.readouterr().err.count(SAID) == 1
 
 
+def evaluated(fabric, raw):
+    with closing(build(parse(raw), Path(), fabric)) as trainer:
+        return trainer.reports.evaluation.run(trainer)
+
+
 @pytest.mark.parametrize("vectorization", ["list", "native"])  # columns that are independent, and columns that are not
-def test_two_ranks_play_the_episodes_of_one(tmp_path, vectorization):
-    words = ["algo=ppo", "env=cartpole", f"env.vectorization={vectorization}", "total_steps=1100", "model.hidden=[8]"]
-    train(compose([*words, "eval.episodes=5", "eval.every=0", "hardware=2cpu", "logger.only=[]"]), tmp_path)
-    summary = json.loads((tmp_path / "summary.json").read_text())
-    alone = evaluate(tmp_path, ["hardware=cpu"])
-    for name in ("eval/return_mean", "eval/return_std", "eval/length_mean"):
-        assert summary[name] == pytest.approx(alone[name], rel=1e-9)
+def test_two_ranks_play_the_episodes_of_one(vectorization):
+    words = ["algo=ppo", "env=cartpole", f"env.vectorization={vectorization}", "model.hidden=[8]", "eval.episodes=5"]
+    alone = evaluated(None, compose([*words, "hardware=cpu"]).raw)
+    assert alone["eval/return_std"] > 0
+    for metrics in ranks(2)(evaluated, compose([*words, "hardware=2cpu"]).raw):
+        assert metrics == pytest.approx(alone, rel=1e-9)
 
 
 def test_every_column_belongs_to_one_share():

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from rlplug.cli import main
 from tests.hardware.test_command_line import PPO
 
 
 @pytest.fixture(scope="package")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = tmp_path_factory.mktemp("runs") / "whole"
-    subprocess.run([sys.executable, "-m", "rlplug", *PPO, f"hydra.run.dir={run}"], check=True)
+    assert main([*PPO, f"hydra.run.dir={run}"]) == 0
     return run

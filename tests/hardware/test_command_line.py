@@ -71,7 +71,7 @@ def test_a_killed_rank_ends_the_run_which_resumes_exactly(undisturbed: Path, tmp
         "rlplug: the process of rank 1 of 2 was ended by SIGKILL; the last good "
     )
     assert printed.splitlines()[-1].endswith(f"continue with: python -m rlplug resume {run}")
-    subprocess.run([sys.executable, "-m", "rlplug", "resume", run], check=True, capture_output=True)
+    assert main(["resume", str(run)]) == 0
     require_equal(undisturbed, run)
 
 

@@ -22,7 +22,6 @@ mlflow = pytest.importorskip("mlflow")
 RUN = ["algo=ppo", "env=cartpole", "tuned=none", "num_envs=2", "rollout_fragment_length=64", "total_steps=16384"]
 RUN += ["algo.sgd_minibatch_size=64", "model.hidden=[8]", "log.every=256", "eval.every=4096", "eval.episodes=1"]
 RUN += ["hardware=cpu", "logger.only=[tensorboard,wandb,mlflow]", "checkpoint.every=1280", "eval.record=1"]
-KILLS = 2
 
 
 def values(folder: Path) -> dict[str, Counter[tuple[str, int]]]:
@@ -42,12 +41,13 @@ def values(folder: Path) -> dict[str, Counter[tuple[str, int]]]:
     return found
 
 
-def test_every_tracker_has_each_metric_once_per_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("kills", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_every_tracker_has_each_metric_once_per_step(kills: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", str(tmp_path / "mlruns"))
     monkeypatch.setenv("WANDB_MODE", "offline")
     folder = tmp_path / "run"
     words = [*RUN, f"hydra.run.dir={folder}"]
-    for kill in range(KILLS):
+    for kill in range(kills):
         before = len(list((folder / "checkpoints").glob("step_*"))) and checkpoints(folder)[0]
         process = subprocess.Popen([sys.executable, "-m", "rlplug", *words], stderr=subprocess.PIPE)
         for _ in range(2400):

@@ -71,7 +71,7 @@ def test_exports_replay_what_was_recorded(cell, tmp_path):
         assert of["largest_difference"] <= LIMIT
         assert of["by_output"].keys() == {x.name for x in policy.outputs}
         assert (of["steps"], of["limit"]) == (100, LIMIT)
-    if trainer.learner.normalizer.obs:  # it is in the export: without it, the replay differs
+    if cell == CELLS[0]:  # normalization is in the export: with another, the replay differs
         with torch.no_grad():
             for moments in trainer.learner.normalizer.obs.values():
                 moments.mean += 1.0

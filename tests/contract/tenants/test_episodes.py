@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -10,11 +10,11 @@ import torch
 
 from rlplug import hookimpl
 from rlplug.collection.episodes import EpisodeStats
-from rlplug.config import compose
+from rlplug.config import compose, parse
 from rlplug.run.build import build
-from rlplug.run.launch import train
 from rlplug.testing.checks.resume import check_resumes
 from rlplug.testing.checks.runs import Case, play
+from rlplug.testing.rank_pool import ranks
 from tests.contract.tenants.learners import FILES
 from tests.installing import install, site  # noqa: F401  fixtures
 
@@ -78,9 +78,13 @@ def test_it_resumes_bit_for_bit_within_episodes():
     check_resumes(case, updates=3)
 
 
-def test_two_ranks_agree_on_when_there_are_episodes_enough(tmp_path):
+def to_its_end(fabric, raw):
+    with closing(build(parse(raw), Path(), fabric)) as trainer:
+        trainer.loop.run(trainer)
+        return trainer.progress.updates
+
+
+def test_two_ranks_agree_on_when_there_are_episodes_enough():
     words = [word if word != "hardware=cpu" else "hardware=2cpu" for word in RUN]
-    train(compose([*words, "total_steps=3200", "eval.episodes=2"]), tmp_path)
-    summary = json.loads((tmp_path / "summary.json").read_text())
-    assert summary["status"] == "finished"
-    assert summary["updates"] > 3
+    first, second = ranks(2)(to_its_end, compose([*words, "total_steps=3200"]).raw)
+    assert first == second > 3
