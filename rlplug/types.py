@@ -119,6 +119,11 @@ class EnvSpec:
         return group
 
     @property
+    def tasks(self) -> Space[Any] | None:
+        """Return the space of tasks, whose extra ``task`` is that of the row's episode; None: there are no tasks."""
+        return self.extras.get("task")
+
+    @property
     def has_agents(self) -> bool:
         return len(self.groups) > 1 or any(group.agents for group in self.groups.values())
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from rlplug import tree
 from rlplug.api.records import Data, Job, Rollout, Segment, SegmentSpec
 from rlplug.types import Batch, EnvSpec, EnvTraits, NamedWeights, Tree
 
@@ -124,9 +126,20 @@ class VecEnv(Protocol):
     def reset(self, seeds: Sequence[int], tasks: Tree = None) -> Batch:
         """Begin an episode in every column and return ``obs`` and extras, ``[B, ...]``; seeds determine later ones.
 
-        ``tasks``, leaves ``[B, ...]``, apply to the columns until the next ``reset``.
+        ``tasks``, leaves ``[B, ...]``, apply to the columns until the next ``reset`` or ``assign``. None: the
+        environment's own.
         """
         ...
+
+    def assign(self, tasks: Tree) -> None:
+        """Set the tasks of the episodes that begin from now on, leaves ``[B, ...]``; current ones keep theirs."""
+        raise NotImplementedError(f"{type(self).__name__}.assign")
+
+    def sample_tasks(self, n: int, generator: np.random.Generator) -> Tree:
+        """Return ``n`` tasks, leaves ``[n, ...]``: by default, samples of ``spec.tasks``."""
+        assert (space := self.spec.tasks) is not None
+        space.seed(int(generator.integers(2**31)))
+        return tree.map(lambda *x: np.stack(x), *(space.sample() for _ in range(n)))
 
     def step(self, action: Any) -> Batch:
         """Execute ``action [B, ...]``; with agents ``[B, N, ...]``, with several groups ``{group: action}``.

@@ -101,6 +101,8 @@ class Rollout:
     """weights to play with, as the number of updates that they have had"""
     version_steps: int = 0
     """environment steps of the run after these updates"""
+    tasks: Tree = None
+    """tasks of episodes that begin in it, of all environments of the run, ``[num_envs, ...]``; None: unchanged"""
 
 
 @dataclass

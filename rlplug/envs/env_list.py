@@ -13,6 +13,7 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+from gymnasium.spaces import Box
 from gymnasium.vector import AutoresetMode
 
 from rlplug import tree
@@ -30,13 +31,15 @@ from rlplug.envs.checking import (
 from rlplug.envs.extras import Extras
 from rlplug.envs.goals import goals_of
 from rlplug.envs.masks import find_masks, late
-from rlplug.envs.spaces import allocate, equal, execute, single_agent
+from rlplug.envs.spaces import allocate, equal, execute, inside_obs, single_agent
 from rlplug.types import Batch, EnvSpec, EnvTraits, RunError, Tree
 
 RETRIES = 3
 """maximum consecutive replacements of an environment that fails before its first step"""
 MOST_RETRIES = 100
 """maximum replacements per column: a recurring fault is not fixed by a restart"""
+TASKS = ("task", "next_task")
+"""keys of the state: tasks of the columns' current and next episodes"""
 NUMBER, FLAG = (float, int, np.floating, np.integer), (bool, np.bool_)
 LONGEST = 100_000
 """maximum stored actions of an episode; a longer one cannot be replayed"""
@@ -53,6 +56,9 @@ class EnvList:
     other columns nor on earlier episodes. So a column is restored by replaying the actions of its current episode.
 
     The arrays that ``reset`` and ``step`` return are overwritten by the next call.
+
+    An environment has tasks if it has an attribute ``task_space``, a space. It plays that of
+    ``reset(options={"task": task})``; a reset without options returns the task that it chose in ``info["task"]``.
 
     Args:
         envs: the environments; the list owns and closes them.
@@ -102,7 +108,11 @@ class EnvList:
         self._masks, self._extras = find_masks(action_space, mask_key, info), Extras(info_keys, info)
         mask_size = self._masks.size if self._masks else None
         spec = single_agent(obs_space, action_space, max_episode_steps, frame_stack, mask_size)
-        self.spec = replace(spec, extras=spec.extras | self._extras.spaces)
+        space = getattr(self.envs[0].unwrapped, "task_space", None)
+        tasks = {} if space is None else {"task": inside_obs(space) if isinstance(space, Box) else space}
+        self.spec = replace(spec, extras=spec.extras | self._extras.spaces | tasks)
+        self._current: list[Tree] = [None] * n  # tasks of the columns' episodes, as given; None: the environment's own
+        self._next: list[Tree] = [None] * n  # those of their next episodes
         self._execute = execute(action_space)
         self.traits = EnvTraits(
             check_bounds=check_bounds,
@@ -129,9 +139,13 @@ class EnvList:
         """
         check_seeds(seeds, self.num_envs)
         self._seeds = [int(seed) for seed in seeds]
+        self.assign(tasks)
         for i in range(self.num_envs):
             self._begin(i, 0)
         return dict(self._first)
+
+    def assign(self, tasks: Tree) -> None:
+        self._next = [None if tasks is None else tree.take(tasks, i) for i in range(self.num_envs)]
 
     def step(self, action: np.ndarray) -> Batch:
         """Step every column; a column whose row is final starts its next episode instead.
@@ -191,11 +205,19 @@ class EnvList:
             "episodes": list(self._episodes),
             "actions": [np.array(log, space.dtype).reshape(len(log), *(space.shape or ())) for log in self._actions],
             "obs": tree.map(np.array, self._obs),
-        }
+        } | self._tasks()
+
+    def _tasks(self) -> Tree:
+        """Return the tasks of the columns' current and next episodes, if there are tasks."""
+        given = dict(zip(TASKS, (self._current, self._next), strict=True)) if self.spec.tasks is not None else {}
+        return {key: [x if x is None else tree.map(np.asarray, x) for x in tasks] for key, tasks in given.items()}
 
     def load(self, state: Tree) -> None:
         """Replay every column's current episode. Warns if an environment does not reproduce it."""
-        self._seeds = list(state["seeds"])
+        self._seeds, nothing = list(state["seeds"]), [None] * self.num_envs
+        # numbers are scalars of NumPy, as after ``assign``
+        given = ([x if x is None else tree.map(lambda x: x[()], x) for x in state.get(key, nothing)] for key in TASKS)
+        self._next, later = given
         for i, (episode, actions) in enumerate(zip(state["episodes"], state["actions"], strict=True)):
             self._begin(i, episode)
             for inside, outside in zip(actions, self._execute(actions), strict=True):
@@ -208,6 +230,7 @@ class EnvList:
                     raise self._failure(i, "step", error) from error
                 if self._final[i]:
                     break
+        self._next = later
         if not equal(self._obs, state["obs"]):
             warnings.warn(
                 f"{self.envs[0]} is not deterministic: replaying equal seeds and actions gave a different"
@@ -252,6 +275,8 @@ class EnvList:
         try:
             self._write(i, row)
             self._extras.write(self._first, i, info, begins=True)
+            if self.spec.tasks is not None:
+                self._write_task(i, info)
             if self._masks is not None:
                 self._allow(i, info, False, False)
             elif self._mask_key and self._mask_key in info:
@@ -260,10 +285,17 @@ class EnvList:
             raise self._failure(i, "reset", error) from error
         self._final[i] = False
 
+    def _write_task(self, i: int, info: Mapping[str, Any]) -> None:
+        """Write the task of a column's new episode; that of the environment's own is in ``info``."""
+        if (task := self._current[i]) is None and (task := info.get("task")) is None:
+            raise MisfitError("reset() without a task returned no 'task' in info, which names that of the episode")
+        tree.put(self._first["task"], i, task)
+
     def _reset(self, i: int, episode: int) -> tuple[Any, Mapping[str, Any]]:
-        self._episodes[i], self._actions[i] = episode, []
+        self._episodes[i], self._actions[i], self._current[i] = episode, [], self._next[i]
+        options = {} if self._next[i] is None else {"options": {"task": self._next[i]}}
         try:
-            return began(self.envs[i].reset(seed=self._seed(i)))
+            return began(self.envs[i].reset(seed=self._seed(i), **options))
         except (Exception, SystemExit) as error:
             raise self._failure(i, "reset", error) from error
 

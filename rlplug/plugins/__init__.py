@@ -13,6 +13,10 @@ PLAYED = (
 # such short episodes would make other environments bandits; only one of two rows is then a final observation
 BANDIT = ("env=linear_bandit", "env.max_episode_steps=1", "rollout_fragment_length=2")
 
+LAKES = ("env=frozenlake_tasks", "num_envs=2", "env.max_episode_steps=8")
+RAMP = ("curriculum.start=2", "curriculum.end=5", "curriculum.steps=200")
+STAGES = ("curriculum.stages=[2,3,4]", "curriculum.level=0.1", "log.every=64")
+
 
 @hookimpl
 def rlplug_components() -> list[Component]:
@@ -48,6 +52,8 @@ def rlplug_components() -> list[Component]:
         Component("buffer", "rollout", "rlplug.plugins.buffer.rollout:Rollout"),
         Component("buffer", "replay", "rlplug.plugins.buffer.replay:Replay"),
         Component("buffer", "sequence", "rlplug.plugins.buffer.sequence:Sequence"),
+        Component("curriculum", "linear", "rlplug.plugins.curriculum.stages:Linear", LAKES + RAMP),
+        Component("curriculum", "threshold", "rlplug.plugins.curriculum.stages:Threshold", LAKES + STAGES),
         Component("env", "cartpole_torch", "rlplug.plugins.env.classic_torch:CartPole"),
         Component("env", "dm_control", "rlplug.plugins.env.dm_control:DMControl"),
         Component("env", "gymnasium", "rlplug.plugins.env.gymnasium:Gymnasium"),

@@ -12,7 +12,7 @@ import pluggy
 if TYPE_CHECKING:
     from rlplug.api import Job, Losses, Run, Segment
 
-Kind = Literal["algo", "model", "buffer", "exploration", "env", "loop", "hardware", "logger"]
+Kind = Literal["algo", "model", "buffer", "exploration", "env", "loop", "hardware", "logger", "curriculum"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
 hookspec = pluggy.HookspecMarker("rlplug")

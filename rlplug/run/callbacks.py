@@ -26,13 +26,19 @@ from rlplug.trainer.policy import BehaviorPolicy
 from rlplug.trainer.trainer import Trainer
 from rlplug.types import CheckpointError, ConfigError, Tree
 
+METRIC_KEY = "curriculum.metric"
+
 
 class Callbacks:
     """Implementation of ``run.report()``: logs, evaluates and writes checkpoints when they are due."""
 
     def __init__(self, policy: BehaviorPolicy, is_async: bool, estimation: Estimation, identity: str) -> None:
         self.identity = identity  # identity of the run, in its checkpoints and recorded files
-        self.stopping = Stopping(policy.config.stop or {})
+        metric = policy.curriculum.metric if policy.curriculum else ""
+        if metric.startswith("time/") or (metric.startswith("eval/") and is_async):
+            why = "depends on the machine" if metric.startswith("time/") else "arrives late from an evaluating actor"
+            raise ConfigError(METRIC_KEY, f"{metric} {why}, so tasks would not be reproducible; use another")
+        self.stopping = Stopping(policy.config.stop or {}, {metric: METRIC_KEY} if metric else {})
         self.log = MetricsLog(policy.config.log.every, self.stopping)
         self.evaluation = Evaluation(policy, is_async)
         self.estimation = estimation
@@ -137,9 +143,9 @@ class Callbacks:
             with suppress(Stopped):
                 if trainer.steps > self.log.steps(trainer):
                     self.log.log(trainer)
-                for name in sorted(self.stopping.never) if trainer.ctx.rank == 0 else ():
+                for name, key in sorted(self.stopping.never.items()) if trainer.ctx.rank == 0 else ():
                     said = f"the run never logged this metric; {unknown(name, self.stopping.names)}"
-                    print(f"rlplug: stop.{name}: {said}", file=sys.stderr, flush=True)
+                    print(f"rlplug: {key}: {said}", file=sys.stderr, flush=True)
                 if self.estimation.possible:
                     self.log.log_row(trainer, self.estimation.run(trainer))
                 if self.evaluation.possible:

@@ -41,7 +41,8 @@ BESIDE_WEIGHTS = 3  # bytes per byte of weights: a gradient and Adam's two momen
 
 def check(resolved: ResolvedRun) -> None:
     """Raise ``ConfigError`` unless components are compatible, and ranks and actors get equal shares."""
-    refuse(chain(_loop(resolved), _buffer(resolved), _data(resolved), _exploration(resolved), _hardware(resolved)))
+    rows = (_loop, _buffer, _data, _exploration, _curriculum, _hardware)
+    refuse(chain.from_iterable(of(resolved) for of in rows))
     if (plan := resolved.plan).ray is not None and plan.ray.address is None:
         require_room(plan, {"CPU": os.cpu_count() or 1, "GPU": torch.cuda.device_count()}, "this machine")
 
@@ -149,6 +150,19 @@ def _exploration(run: ResolvedRun) -> Refusals:
     yield (needs.noise and modules and not acting, "exploration",  # exploration=[] is deliberate
            f"{algo} acts greedily; needs an exploration module: "
            f"exploration=[{','.join([str(needs.noise), *modules])}]")
+
+
+def _curriculum(run: ResolvedRun) -> Refusals:
+    """Check that a curriculum has tasks to choose, and episodes to choose them for."""
+    if (chosen := run.config.curriculum) is None:
+        return
+    name, env, loop = chosen.name, run.config.env.name, run.config.loop
+    yield (run.spec.tasks is None, "curriculum",
+           f"{name} chooses tasks, but env={env} has none; use another environment, or curriculum=null")
+    yield (run.config.data.path is not None, "curriculum",
+           f"{name} chooses the tasks of new episodes, but data.path is recorded; use curriculum=null")
+    yield (not run.loop.gives_rows, "curriculum",
+           f"{name} chooses the tasks of rollouts, but loop={loop.name} plays jobs; use curriculum=null")
 
 
 def _hardware(run: ResolvedRun) -> Refusals:

@@ -29,8 +29,9 @@ if TYPE_CHECKING:
     from rlplug.actors.collector import AsyncEval
 
 
-PREFIXES = "eval/, episode/, train/, time/ or buffer/"
-METRIC = re.compile(r"env_steps|updates|(eval|episode|train|time|buffer)/.+")
+PREFIXES = "eval/, episode/, train/, time/, buffer/ or curriculum/"
+LEAST = "episode/return_least_exploring"
+METRIC = re.compile(r"env_steps|updates|(eval|episode|train|time|buffer|curriculum)/.+")
 
 
 def least_exploring(modules: Iterable[Exploration]) -> set[int]:
@@ -67,14 +68,17 @@ class MetricsLog:
             row |= {"episode/return": float(np.mean(returns)), "episode/length": float(np.mean(lengths))}
             names = [f"episode/return/{name}" for name in trainer.episodes.groups]
             row |= {name: float(np.mean(returns)) for name, returns in zip(names, by_group, strict=True)}
+            self.stopping.require(row | {LEAST: 0.0}, "episode/")
             least = least_exploring(trainer.policy.exploration.values())
             if kept := [total for total, env in zip(returns, envs, strict=True) if env in least]:
-                row["episode/return_least_exploring"] = float(np.mean(kept))
+                row[LEAST] = float(np.mean(kept))
         means = trainer.means.drain() | trainer.learner.steps.drain()
         row |= {f"train/{name}": value for name, value in means.items()}
         own: Mapping[str, float] = trainer.buffer.metrics()
         ranks = trainer.learner.placement.exchange(own)
         row |= {f"buffer/{name}": sum(metrics[name] for metrics in ranks) for name in own}
+        if (curriculum := trainer.policy.curriculum) is not None:
+            row |= {f"curriculum/{name}": value for name, value in curriculum.metrics().items()}
         spent: Mapping[str, float] = trainer.collector.metrics()
         waiting = trainer.learner.placement.ranks.exchange(spent)
         row |= {f"time/{name}": float(np.mean([rank[name] for rank in waiting if rank])) for name in spent}
@@ -90,6 +94,8 @@ class MetricsLog:
     def log_row(self, trainer: Trainer, row: Mapping[str, float]) -> None:
         self.rows += 1
         self.stopping.read(row)
+        if (curriculum := trainer.policy.curriculum) is not None and curriculum.metric in row:
+            curriculum.read(row[curriculum.metric])
         trainer.hooks.hook.rlplug_logged(run=trainer, metrics=row, step=trainer.steps)
 
     def state(self) -> Tree:
@@ -105,18 +111,22 @@ class Stopping:
     Args:
         limits: by metric: a number to reach, or ``"<0.1"`` to fall below.
 
+        watched: metrics that must exist too, and the keys that name them.
+
     Raises:
         ConfigError: there is no such metric, or no such limit.
     """
 
-    def __init__(self, limits: Mapping[str, float | str]) -> None:
+    def __init__(self, limits: Mapping[str, float | str], watched: Mapping[str, str] | None = None) -> None:
         self.limits: dict[str, tuple[str, float]] = {}
         self.reason = ""  # which limit was reached
-        self.never, self.names = set(limits), set[str]()  # metrics without a value so far; those with one
-        for metric, limit in limits.items():
-            key, said = f"stop.{metric}", f"{limit!r} is no limit; write a number to reach, or '<0.1' to fall below"
+        self.never = {metric: f"stop.{metric}" for metric in limits} | dict(watched or {})  # without a value so far
+        self.names = set[str]()  # metrics with a value
+        for metric, key in self.never.items():
             if not METRIC.fullmatch(metric):
                 raise ConfigError(key, "is no metric: should be env_steps, updates, or begin with " + PREFIXES)
+        for metric, limit in limits.items():
+            key, said = f"stop.{metric}", f"{limit!r} is no limit; write a number to reach, or '<0.1' to fall below"
             if not (found := re.fullmatch(r"([<>]?) *(\S+)", str(limit))):
                 raise ConfigError(key, said)
             try:
@@ -132,13 +142,14 @@ class Stopping:
     def require(self, row: Mapping[str, float], prefix: str) -> None:
         """Raise ``RunError`` if ``row``, which has all metrics of a prefix, lacks one with a limit."""
         if missing := next((name for name in self.never if name.startswith(prefix) and name not in row), None):
-            raise RunError(f"stop.{missing}: there is no such metric; {unknown(missing, row)}")
+            raise RunError(f"{self.never[missing]}: there is no such metric; {unknown(missing, row)}")
 
     def read(self, row: Mapping[str, float]) -> None:
         """Compare a row of metrics with the limits."""
         self.names |= row.keys()
+        for metric in row.keys() & self.never.keys():
+            del self.never[metric]
         for metric in self.limits.keys() & row.keys():
-            self.never.discard(metric)
             sign, limit = self.limits[metric]
             value = row[metric]
             if not self.reason and (value < limit if sign == "<" else value >= limit):

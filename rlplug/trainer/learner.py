@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rlplug import tree
-from rlplug.api import Algorithm, Buffer, Exploration, Losses, Reduction, Segment, Trainable
+from rlplug.api import Algorithm, Buffer, Curriculum, Exploration, Losses, Reduction, Segment, Trainable
 from rlplug.compiler.compiler import Compiler
 from rlplug.context import RunContext
 from rlplug.contract import results
@@ -44,6 +44,7 @@ class RankLearner:
         progress: Progress | None = None,
         normalizer: Normalizer | None = None,
         placement: Placement | None = None,
+        curriculum: Curriculum | None = None,
         **options: Any,
     ) -> None:
         self.fabric, self.ctx, self.algorithm, self.buffer = fabric, ctx, algorithm, buffer
@@ -56,7 +57,8 @@ class RankLearner:
         drawn = ctx.needs.data == "windows" or (ctx.needs.data == "episodes" and ctx.needs.off_policy)
         self._replicated = self.placement.parts == 1 and not drawn  # whether every rank has all rows of a sample
         self._same = self._replicated  # the same of what a loop gives; see ``hold``
-        observing = [type(x).observe is not Trainable.observe for x in (algorithm, *self.exploration.values())]
+        self._observing_rows = [*self.exploration.values(), *[curriculum] * (curriculum is not None)]
+        observing = [type(x).observe is not Trainable.observe for x in (algorithm, *self._observing_rows)]
         self.observers = (normalizer and normalizer.counts) or any(observing)  # whether a module observes rows
 
     def _first_update(self, batch: Batch | None) -> Losses:
@@ -194,7 +196,7 @@ class RankLearner:
         if self.normalizer is not None:
             self.normalizer.observe(segment, self)
             segment = replace(segment, batch=self.normalizer.normalized(segment.batch))
-        for extra in self.exploration.values():
+        for extra in self._observing_rows:
             extra.observe(segment, self)
         self._observing = False
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from rlplug import tree
-from rlplug.api import Algorithm, Exploration, VecEnv
+from rlplug.api import Algorithm, Curriculum, Exploration, VecEnv
 from rlplug.collection.finishing import Transform, transforms
 from rlplug.collection.play import Player
 from rlplug.collection.shard import ShardCollector
@@ -42,7 +42,10 @@ class BehaviorPolicy:
         }
         self.normalizer = Normalizer(config.preprocess, ctx.spec, len(ctx.env_ids)).to(ctx.device)
         self.normalize = self.normalizer if self.normalizer.obs else None
+        self.curriculum: Curriculum | None = None
         self._modules = {"algorithm": self.algorithm, "exploration": self.exploration, "normalizer": self.normalizer}
+        if config.curriculum is not None and not acts_only:
+            self._modules["curriculum"] = self.curriculum = config.curriculum.build(ctx)
 
     def env(self, shard: EnvShard, render: bool = False) -> VecEnv:
         return self.config.env.build(self.ctx.derive(shard=shard, render=render))
