@@ -137,7 +137,7 @@ class VecEnv(Protocol):
 
     def sample_tasks(self, n: int, generator: np.random.Generator) -> Tree:
         """Return ``n`` tasks, leaves ``[n, ...]``: by default, samples of ``spec.tasks``."""
-        assert (space := self.spec.tasks) is not None
+        space: Any = self.spec.tasks
         space.seed(int(generator.integers(2**31)))
         return tree.map(lambda *x: np.stack(x), *(space.sample() for _ in range(n)))
 

@@ -16,7 +16,7 @@ from rlplug.types import ConfigError, Tree
 Value = float | list[Any]
 
 
-def task_of(space: Space[Any], value: Any, key: str) -> np.ndarray:
+def task_of(space: Space[Any] | None, value: Any, key: str) -> np.ndarray:
     """Return a task of a space from a value of the configuration.
 
     Raises:
@@ -50,8 +50,7 @@ class Linear(Curriculum):
 
     def __init__(self, cfg: Config, ctx: Context) -> None:
         super().__init__()
-        assert (space := ctx.spec.tasks) is not None
-        self.ctx = ctx
+        self.ctx, space = ctx, ctx.spec.tasks
         self.start, self.end = (task_of(space, getattr(cfg, key), f"curriculum.{key}") for key in ("start", "end"))
         self.fraction = ctx.schedule([(0, 0.0), (cfg.steps, 1.0)])
 
@@ -83,9 +82,8 @@ class Threshold(Curriculum):
 
     def __init__(self, cfg: Config, ctx: Context) -> None:
         super().__init__()
-        assert (space := ctx.spec.tasks) is not None
         self.ctx, self.metric, self.level = ctx, cfg.metric, cfg.level
-        self.stages = [task_of(space, value, "curriculum.stages") for value in cfg.stages]
+        self.stages = [task_of(ctx.spec.tasks, value, "curriculum.stages") for value in cfg.stages]
         self.stage: torch.Tensor
         self.register_buffer("stage", torch.tensor(0))
 

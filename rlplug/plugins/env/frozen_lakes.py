@@ -29,8 +29,6 @@ class FrozenLakes(gymnasium.Env[int, int]):
         ValueError: a size below 2, a probability that is none, or no map with a way to the goal was found.
     """
 
-    metadata: dict[str, Any] = {"render_modes": []}
-
     def __init__(self, size: int = 12, holes: float = 0.2, map_seed: int = 0, slip: float = 0.0) -> None:
         if size < SMALLEST or not 0 <= holes < 1 or not 0 <= slip <= 1:
             raise ValueError(f"size={size}, holes={holes}, slip={slip}: size is at least 2, the others probabilities")
@@ -83,7 +81,7 @@ def has_way(hole: np.ndarray) -> bool:
         row, column = waiting.pop()
         for down, right in MOVES:
             to = row + down, column + right
-            if to not in reached and 0 <= min(to) and max(to) < n and not hole[to]:
+            if to not in reached and min(to) >= 0 and max(to) < n and not hole[to]:
                 reached.add(to)
                 waiting.append(to)
     return (n - 1, n - 1) in reached
