@@ -57,6 +57,7 @@ ROOMS = {
     "envs": "environments as vectors",
     "contract": "checks what components are",
     "registry": "finds installed plugins",
+    "agents": "agents as columns of one",
     "tracking": "what trackers of runs share",
     "buffer": "what buffers are made of",
     "api": "the contracts of a plugin",

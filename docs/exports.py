@@ -80,7 +80,7 @@ def _exported(cell: Cell, paths: Sequence[Path], steps: int) -> dict[Path, Recor
     try:
         play(trainer, 1)
         policy = Policy(trainer.algorithm, trainer.ctx, trainer.learner.normalizer)
-        program = exported(policy)
+        program = exported(policy)  # first, as it leaves out what acting does not read
         for path in paths:
             write(program, policy, path)
         env, ctx = trainer.config.env, trainer.ctx

@@ -13,6 +13,7 @@ from typing import Any, get_args
 import numpy as np
 import torch
 from gymnasium.spaces import flatdim
+from gymnasium.vector.utils import batch_space
 
 from rlplug import tree
 from rlplug.api import Algorithm, Plan, VecEnv
@@ -147,8 +148,74 @@ class Agent:
         self._action = np.zeros((columns, *(self._inside.action.shape or ())), self._inside.action.dtype)
 
 
+class Team(Agent):
+    """The trained policies of an environment with agents. Observations, actions and masks are dicts by group.
+
+    In a group with ``N`` agents they are ``[N, ...]``, or ``[n, N, ...]`` of ``n`` environments.
+    """
+
+    def __init__(self, algorithm: Algorithm, ctx: RunContext, env_steps: int, normalize: Normalizer) -> None:
+        self.algorithm, self.spec, self.env_steps = algorithm, ctx.spec, env_steps
+        self.ctx, self.normalize, self._native = ctx, normalize, ctx.spec.native_spaces or ctx.spec.groups
+        if {"prev_action", "prev_reward"}.intersection(ctx.needs.keys):
+            raise ConfigError("algo", "takes the last action or reward as input, which several agents do not support")
+        self._inside, self._memory, self._alive = next(iter(ctx.spec.groups.values())), set[str](), dict[str, Any]()
+        self.reset()
+
+    def act(
+        self, obs: Any, mode: Mode = "greedy", reward: Any = None, action_mask: Any = None, alive: Any = None
+    ) -> dict[str, Any]:
+        """Return the actions of all agents; see ``Agent.act``.
+
+        Args:
+            alive: agents that act, ``[N]`` or ``[n, N]`` bool; None: all.
+        """
+        if mode not in get_args(Mode):
+            raise ValueError(f"mode should be one of {', '.join(get_args(Mode))}, got {mode!r}")
+        if not isinstance(obs, Mapping) or obs.keys() != self._native.keys():
+            raise ValueError(f"obs should map groups to observations: {', '.join(self._native)}")
+        sizes = {name: len(group.agents) for name, group in self.spec.groups.items()}
+        found = {name: batched(self._space(name, sizes[name]), obs[name]) for name in sizes}
+        (n, *others) = {n for _, n in found.values()}
+        if others:
+            raise ValueError("the groups differ in their number of environments")
+        self._begin(columns := 1 if n is None else n)
+        step, first = dict[str, Any](), self._first
+        for name, group in self.spec.groups.items():
+            shape = (columns, *([sizes[name]] * bool(sizes[name])))
+            own = {"obs": observe(self._native[name].obs)(found[name][0])}
+            own["alive"] = np.broadcast_to(True if alive is None else np.asarray(alive[name], np.bool_), shape)
+            before = (
+                np.zeros(shape, np.bool_)
+                if first.all()
+                else self._alive[name] & ~first.reshape(-1, *[1] * (len(shape) - 1))
+            )
+            own["agent_is_first"], self._alive[name] = own["alive"] & ~before, own["alive"]
+            if "action_mask" in (group if self.spec.nested else self.spec).extras:
+                if action_mask is None:
+                    raise ValueError("this policy was trained with action masks: act(obs, action_mask={group: ...})")
+                own["action_mask"] = np.broadcast_to(
+                    np.asarray(action_mask[name], np.bool_), (*shape, np.shape(action_mask[name])[-1])
+                )
+            step |= {name: own} if self.spec.nested else own
+        with torch.inference_mode(), self.ctx.acting(EnvShard("eval", columns, range(columns))):
+            step["is_first"] = first
+            seen = tree.map(lambda x: torch.from_numpy(np.array(x, order="C")).to(self.ctx.device), step)
+            if not self.spec.nested:
+                seen["obs"] = self.normalize(seen["obs"])
+            out, self._carry = self.algorithm.act(seen, self._carry, mode)
+        self._first = np.zeros(columns, np.bool_)
+        chosen = {name: out[name]["action"] if self.spec.nested else out["action"] for name in sizes}
+        actions = {name: execute(self._native[name].action)(x.cpu().numpy()) for name, x in chosen.items()}
+        return {name: action[0] for name, action in actions.items()} if n is None else actions
+
+    def _space(self, name: str, agents: int) -> Any:
+        space = self._native[name].obs
+        return batch_space(space, agents) if agents else space
+
+
 def load(path: str | Path, device: str | torch.device = "cpu", seed: int | None = None) -> Agent:
-    """Load the policy of a run's newest good checkpoint, or of a given checkpoint.
+    """Load the policy of a run's newest good checkpoint, or of a given checkpoint; with several agents, a ``Team``.
 
     It needs neither the environment nor the run's hardware, and only the plugins of the algorithm and its models.
 
@@ -159,16 +226,12 @@ def load(path: str | Path, device: str | torch.device = "cpu", seed: int | None 
 
     Raises:
         CheckpointError: there is no checkpoint, or it cannot be read or used here.
-        ConfigError: there is no such device; or the run is multi-agent, which only ``evaluate`` supports.
+        ConfigError: there is no such device.
     """
     checkpoint = find(Path(path), ("weights",), tell=warnings.warn)
-    if from_json(checkpoint.manifest["spec"]).has_agents:
-        raise ConfigError(
-            "env", f"{checkpoint.path} has several agents, so load() cannot return one policy; use evaluate()"
-        )
     core = _core(checkpoint.manifest["config"] | ({} if seed is None else {"seed": seed}))
     algorithm, ctx, normalize = _restored(checkpoint, torch.device(device), core, warnings.warn)
-    return Agent(algorithm, ctx, checkpoint.manifest["env_steps"], normalize)
+    return (Team if ctx.spec.has_agents else Agent)(algorithm, ctx, checkpoint.manifest["env_steps"], normalize)
 
 
 def evaluate(
@@ -206,7 +269,7 @@ def evaluate(
         else:
             job = replace(evaluator.job, mode=mode)
             played = evaluator.noted(evaluator.play(job, checkpoint.steps))
-            metrics = episode_metrics(played)
+            metrics = episode_metrics(played, ctx.spec)
             if files is not None:
                 files.add_all(played)
     extremes = {f"eval/return_{name}": getattr(played["return"], name)().item() for name in ("min", "max")}

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlplug.api import Context, Goals, Loop, Needs, Plan, Simulator, VecEnv
+from rlplug.api import Context, Goals, Loop, Needs, Plan, Simulator, Trainable, VecEnv
 from rlplug.contract import MisuseError
 from rlplug.contract.results import check_model
 from rlplug.functional.schedule import piecewise_linear
@@ -50,7 +50,7 @@ def needs_of(
         ConfigError: one of them cannot serve these spaces, or the algorithm does not support recurrent models.
     """
     needs: Needs = algo.needs(spec)
-    needs = algo.needs(needs, member="recurrent") if any(model.cls.recurrent for model in models) else needs
+    needs = algo.recurrent(needs) if any(model.cls.recurrent for model in models) else needs
     read = (key for reader in readers for key in reader.reads(spec))
     needs = replace(needs, keys=tuple(dict.fromkeys((*needs.keys, *read))))
     return replace(needs, recorded=recorded_keys(spec, needs)) if recorded else needs
@@ -121,6 +121,9 @@ class Schedules:
         for value, points in self._moving:
             value.fill_(piecewise_linear(points, step))
 
+    def moving(self) -> Iterator[Tensor]:
+        return (value for value, _ in self._moving)
+
     def following(self, points: Sequence[tuple[float, float]]) -> list[Tensor]:
         """Return the tensors of schedules with these points."""
         return [value for value, own in self._moving if own == points]
@@ -147,6 +150,7 @@ class RunContext(Context):
     make_env: Callable[[Context], VecEnv] | None = None
     ensemble_size, render, rank, world_size, replay_ratio = 1, False, 0, 1, None
     total_steps, rollout_length, batch_size, sample_uses, learning_starts, num_shards = 0, 1, 1, 1, 0, 1
+    agents = 1  # agents that act in every environment, as one column each
 
     def __init__(
         self,
@@ -166,7 +170,7 @@ class RunContext(Context):
         vars(self).update(values)
         self.beyond: list[str] = []  # observations out of bounds, reported once
         self.spec, self.needs, self.slots = spec, needs or Needs(), slots or {}
-        self.built = set[tuple[str, type]]()  # requested slots and the classes built for them
+        self.built = set[tuple[str, type]]()  # requested slots, or simulator, and the classes built
         self.device = torch.device(device)
         self.shard = EnvShard("learner", num_envs, range(num_envs) if env_ids is None else env_ids)
         self.seed, self.schedules = seed, Schedules(self.device)
@@ -178,8 +182,17 @@ class RunContext(Context):
             self.generators["host"] = torch.Generator().manual_seed(seed)
 
     role = property(attrgetter("shard.role"))
-    num_envs = property(attrgetter("shard.num_envs"))
-    env_ids = property(attrgetter("shard.env_ids"))
+
+    @property
+    def num_envs(self) -> int:
+        return self.agents * self.shard.num_envs
+
+    @property
+    def env_ids(self) -> Sequence[int]:
+        ids, n = self.shard.env_ids, self.agents
+        if n == 1 or not isinstance(ids, range):
+            return ids if n == 1 else [i * n + k for i in ids for k in range(n)]
+        return range(ids.start * n, ids.stop * n)
 
     @contextmanager
     def acting(self, shard: EnvShard) -> Iterator[None]:
@@ -197,12 +210,23 @@ class RunContext(Context):
         vars(other).update(changes)
         return other
 
-    def child(self, spec: EnvSpec, needs: Needs | None = None) -> RunContext:
-        return self.derive(spec=spec, needs=needs or self.needs)
+    def child(
+        self, spec: EnvSpec, needs: Needs | None = None, *, agents: int = 1, models: Mapping[str, Chosen] | None = None
+    ) -> RunContext:
+        given, default = models or {}, self.slots.get("model")
+        slots = {slot: given.get("model", own) if own is default else own for slot, own in self.slots.items()}
+        more = {"agents": self.agents * agents, "batch_size": self.batch_size * agents}
+        return self.derive(spec=spec, needs=needs or self.needs, slots={**slots, **given}, **more)
 
-    def traceable(self, components: Iterable[object]) -> bool:
-        """Return whether these components and all models are ``traceable``, which they do not inherit."""
-        classes = {*map(type, components), *(cls for _, cls in self.built)}
+    def __deepcopy__(self, memo: dict[int, Any]) -> RunContext:
+        """Return itself, so that a copied algorithm keeps the run's generators and schedules."""
+        memo.update({id(value): value for value in self.schedules.moving()})
+        return self
+
+    def traceable(self, components: Iterable[Trainable]) -> bool:
+        """Return whether these components, those inside and all models are ``traceable``, which is not inherited."""
+        parts = {type(part) for root in components for part in root.modules() if isinstance(part, Trainable)}
+        classes = parts | {cls for slot, cls in self.built if slot != "simulator"}
         return all(vars(cls).get("traceable", False) for cls in classes)
 
     def build(self, slot: Any, space: Space[Any], ensemble_size: int = 1) -> Any:
@@ -217,16 +241,17 @@ class RunContext(Context):
         return models[0] if len(models) == 1 else Ensemble(models)
 
     def simulator(self) -> Simulator:
-        return self._offered("simulator", "has no simulator, which the algorithm needs for planning")
+        found = self._offered("simulator", "has no simulator, which the algorithm needs for planning")
+        self.built.add(("simulator", type(found)))
+        return found
 
     def goals(self) -> Goals:
-        said = "has no compute_reward, which relabeling goals needs; use buffer=replay"
-        return self._offered("goals", said)
+        return self._offered("goals", "has no compute_reward, which relabeling goals needs; use buffer=replay")
 
     def _offered(self, name: str, lacks: str) -> Any:
         """Return the result of the environment's method ``name``, called on a temporary instance."""
         if self.make_env is not None:
-            env = self.make_env(self.derive(shard=EnvShard("eval", 1, range(1))))
+            env = self.make_env(self.derive(shard=EnvShard("eval", 1, range(1)), agents=1))
             try:
                 if (offer := getattr(env.traits, name)) and (found := offer()) is not None:
                     return found
@@ -259,6 +284,10 @@ class RunContext(Context):
             raise MisuseError(f"{said}; draw one per environment, or shared numbers with rows=False")
         everybody = draw((self.num_envs, *rest), generator=source, device=self.device)
         return everybody if len(self.env_ids) == self.num_envs else everybody[list(self.env_ids)]
+
+    def rewind(self) -> Callable[[], object]:
+        generator = self.generators[self.role]
+        return partial(generator.set_state, generator.get_state())
 
     def state(self) -> Tree:
         """Return the device type, the state of every generator, and the step of the schedules."""

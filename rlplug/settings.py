@@ -27,13 +27,21 @@ class Nested(NamedTuple):
     """Marks an option that holds a component: in YAML a mapping with ``name`` and that component's settings."""
 
     kind: Literal["model", "algo"]
+    several: bool = False  # a mapping of names to mappings of slots to components
 
 
 ModelNode: TypeAlias = Annotated[Any, Nested("model")]
 """A model inside a component, built by ``ctx.build(cfg.<option>, space)``."""
 
 AlgoNode: TypeAlias = Annotated[Any, Nested("algo")]
-"""An algorithm inside a component: ``cfg.<option>.build(ctx.child(spec))``, and ``cfg.<option>.needs(spec)``."""
+"""An algorithm inside a component: ``cfg.<option>.build(ctx.child(spec))``, and ``cfg.<option>.needs(spec)``.
+
+A node with a name alone, ``algo: dqn``, or with some settings takes the rest from the YAML file of that name.
+"""
+
+AlgoNodes: TypeAlias = Annotated[dict[str, dict[str, Any]] | None, Nested("algo", several=True)]
+"""Algorithms by name, or null. Each is a mapping with the nodes ``algo`` and, for models of its own, ``model`` and
+``<part>_model``: ``{"hunters": {"algo": ..., "model": ...}}``."""
 
 LARGEST = 2**63 - 1  # maximum of int64
 NonNegativeInt = Annotated[int, Ge(0), Le(LARGEST)]

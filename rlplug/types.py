@@ -17,6 +17,9 @@ Agents
     episode ends when no agent of any group is alive. If an agent terminates earlier, the next row has its final
     observation and ``alive=False``; rows of one agent follow the stream rule with ``valid & alive``. Its ``is_first``
     is ``agent_is_first``: an agent may join an episode late.
+
+    In a game in turns, all agents are alive, and the ``action_mask`` of one that waits allows exactly one action, which
+    the environment ignores. It is paid in the row of the move that it is paid for, also while it waits.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeAlias
 
 import torch
@@ -23,6 +23,7 @@ class Context(Protocol):
 
     spec: EnvSpec
     needs: Needs
+    slots: Mapping[str, Any]  # chosen models by slot, with their class ``cls``
     device: torch.device
     total_steps: int
     rollout_length: int  # rollout length per environment
@@ -49,12 +50,17 @@ class Context(Protocol):
         """Build the model of a slot such as ``critic_model`` (if empty: ``model``), or of a ``ModelNode`` option."""
         ...
 
-    def child(self, spec: EnvSpec, needs: Needs | None = None) -> Context:
+    def child(
+        self, spec: EnvSpec, needs: Needs | None = None, *, agents: int = 1, models: Mapping[str, Any] | None = None
+    ) -> Context:
         """Return the context of an algorithm inside an algorithm, ``cfg.<option>.build(ctx.child(spec))``.
 
         Args:
             spec: spaces of the child.
             needs: needs of the child; None: those of this algorithm.
+            agents: agents of every environment that the child acts for. They are columns of the child, next to each
+                other: ``num_envs``, ``env_ids``, ``batch_size`` and the rows of random draws are this many times more.
+            models: the child's own models by slot, which replace those of this algorithm.
         """
         ...
 
@@ -91,6 +97,10 @@ class Context(Protocol):
 
     def randint(self, high: int, *shape: int, rows: bool = True, host: bool = False) -> Tensor:
         """Draw uniform integers in [0, high)."""
+        ...
+
+    def rewind(self) -> Callable[[], object]:
+        """Return a function that rewinds the generator of this ``role``: the same numbers are drawn again."""
         ...
 
 
@@ -246,7 +256,7 @@ class Algorithm(Trainable):
         It is called on every rank, and ``play`` returns the same on all.
         """
         ((_, batch),) = play([Job(0, episodes=episodes, mode="greedy")])
-        return episode_metrics(batch)
+        return episode_metrics(batch, getattr(getattr(self, "ctx", None), "spec", None))
 
     def logp(self, batch: Batch) -> Tensor:
         """Return the log-probability or log-density ``[T+1, B]`` of ``batch["action"]`` under the current policy.
@@ -272,7 +282,7 @@ class Exploration(Trainable):
     """Exploration module: changes actions (``perturb``, ``perturb_weights``) or rewards (``intrinsic_reward``)."""
 
     overrides_action: ClassVar[bool] = False  # ``perturb`` ignores its input action, so it has to come first
-    knows_agents: ClassVar[bool] = False  # also supports multi-agent environments
+    knows_agents: ClassVar[bool] = False  # supports several agents itself; else each group gets a module of its own
 
     @classmethod
     def reads(cls, cfg: Any, spec: EnvSpec) -> tuple[str, ...]:

@@ -11,9 +11,10 @@ import signal
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 from rlplug import registry
 from rlplug.distributed.output import outlive_readers
@@ -85,6 +86,26 @@ def tell(line: str) -> None:
 def say(text: object) -> None:
     """Print a result for the user on stdout; it may include text from packages and files."""
     print(printable(text), flush=True)
+
+
+def without_json(arguments: Sequence[str]) -> tuple[list[str], bool]:
+    """Return the arguments other than ``--json``, and whether it is among them."""
+    return [argument for argument in arguments if argument != "--json"], "--json" in arguments
+
+
+def printing(as_json: bool) -> AbstractContextManager[Any]:
+    """Return a context in which others print to stderr instead of stdout if the result is JSON."""
+    return redirect_stdout(sys.stderr) if as_json else nullcontext()
+
+
+def say_run(folder: Path) -> None:
+    """Print the folder and the summary of a run that ended as JSON; with torchrun or srun, only rank 0 prints."""
+    if is_first_process():
+        say(json.dumps({"folder": str(folder), **json.loads((folder / "summary.json").read_bytes())}))
+
+
+def is_first_process() -> bool:
+    return all(os.environ.get(rank, "0") == "0" for rank in ("RANK", "SLURM_PROCID"))
 
 
 def refuse(error: ConfigError | RunError) -> int:

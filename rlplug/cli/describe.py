@@ -21,9 +21,10 @@ def describe(trainer: Trainer) -> str:
     limit = f"at most {spec.max_episode_steps} steps an episode" if spec.max_episode_steps else "no step limit"
     table = [("env", f"{config.raw['env'].get('id', config.env.name)}, {config.num_envs} at a time, {limit}")]
     for name, group in spec.groups.items():
-        agents = f"{name} x {len(group.agents)}: " if group.agents else ""
+        of = f"{name} x {len(group.agents)}: " if group.agents else f"{name}: " if spec.has_agents else ""
         obs, action = (in_words(space) for space in (group.obs, group.action))
-        table += [("  obs", agents + obs), ("  action", agents + action)]
+        table += [("  agents", f"{name}: {', '.join(group.agents)}")] if group.agents else []
+        table += [("  obs", of + obs), ("  action", of + action)]
     explorations = [("exploration", name, extra) for name, extra in policy.exploration.items()]
     for kind, name, module in (("algo", config.algo.name, policy.algorithm), *explorations):
         table.append((kind, f"{name}, {_count(module):,} parameters"))
@@ -55,7 +56,12 @@ def facts(trainer: Trainer) -> dict[str, Any]:
             "num_envs": config.num_envs,
             "max_episode_steps": spec.max_episode_steps,
             "spaces": {
-                name: {"agents": len(group.agents) or 1, "obs": in_words(group.obs), "action": in_words(group.action)}
+                name: {
+                    "agents": len(group.agents) or 1,
+                    "names": list(group.agents),
+                    "obs": in_words(group.obs),
+                    "action": in_words(group.action),
+                }
                 for name, group in spec.groups.items()
             },
         },

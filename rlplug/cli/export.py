@@ -84,12 +84,13 @@ def run_first(words: Sequence[str], verb: str) -> tuple[str, Sequence[str]]:
 
 def _table(found: Mapping[str, Any]) -> str:
     replay = found["replay"]
+    episodes = "episode" if replay["episodes"] == 1 else "episodes"
     rows = {
         "written": f"{found['folder']} ({', '.join(found['files'])})",
         "policy": f"{found['algo']} after {found['env_steps']:,} steps, {found['checkpoint']}",
         "inputs": ", ".join(_field(x) for x in found["inputs"]),
         "outputs": ", ".join(_field(x) for x in found["outputs"]),
-        "replayed": f"{replay['steps']:,} steps of {replay['episodes']:,} episodes in {replay['runtime']}",
+        "replayed": f"{replay['steps']:,} steps of {replay['episodes']:,} {episodes} in {replay['runtime']}",
         "difference": f"at most {replay['largest_difference']:.2g}",
     }
     return "\n".join(f"{name:<11} {value}" for name, value in rows.items())

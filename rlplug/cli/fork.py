@@ -11,7 +11,7 @@ from uuid import uuid4
 
 from rlplug.checkpointing import atomic
 from rlplug.checkpointing.format import FOLDER, MANIFEST, Checkpoint, checkpoints, find, folder_of, sealed, steps_of
-from rlplug.cli import tell
+from rlplug.cli import printing, say_run, tell, without_json
 from rlplug.cli.arguments import Flags, parsed
 from rlplug.cli.meant import require_run
 from rlplug.config import parse
@@ -21,7 +21,7 @@ from rlplug.registry import warn_broken
 from rlplug.run import launch, run_dir
 from rlplug.types import STEP, CheckpointError, ConfigError
 
-USAGE = """rlplug fork <run folder>[@step] [--to folder] [key=value ...]
+USAGE = """rlplug fork <run folder>[@step] [--to folder] [--json] [key=value ...]
 
 Continues from a checkpoint of a run with other settings, as a new run. Both runs are equal up to the checkpoint and
 have the same random numbers afterwards, so that their difference is the effect of the settings:
@@ -30,7 +30,8 @@ have the same random numbers afterwards, so that their difference is the effect 
 
 Without a step, it continues from the newest checkpoint. Checkpoints to fork from are kept by checkpoint.keep_last.
 The environment, the model, the number of environments and the seed stay as they are. An option that only sets an
-initial value, as the first coefficient of an adaptive penalty, has no effect after the start."""
+initial value, as the first coefficient of an adaptive penalty, has no effect after the start.
+--json prints the fork's folder and its summary as one JSON object at the end."""
 
 
 FLAGS: Flags = {"to": (str, False)}
@@ -63,6 +64,7 @@ def main(arguments: Sequence[str]) -> int:
     if {"-h", "--help"} & set(arguments):
         print(USAGE)
         return 0
+    arguments, as_json = without_json(arguments)
     words, given = parsed("fork", arguments, FLAGS)
     first, *overrides = words or [""]
     if not first or first.startswith("-") or ("=" in first and not Path(first.rpartition("@")[0] or first).exists()):
@@ -75,13 +77,16 @@ def main(arguments: Sequence[str]) -> int:
     for note in (f"forked {name} to {folder}", *notes):
         tell(note)
     try:
-        launch.resume(folder, tell=tell)
+        with printing(as_json):
+            launch.resume(folder, tell=tell)
     except ConfigError:
         if not run_dir.read(folder)[1]["resumed"]:  # it did not begin
             shutil.rmtree(folder)
         raise
     if overrides and same_weights(Path(name), folder):
         tell(f"the weights are equal to those of {name} at the same step: {' '.join(overrides)} had no effect")
+    if as_json:
+        say_run(folder)
     return 0
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 import shutil
 from collections.abc import Mapping, Sequence
@@ -15,17 +16,19 @@ from typing import cast
 import yaml
 
 from rlplug import registry
+from rlplug.cli import say, without_json
 from rlplug.registry import KINDS, Kind, warn_broken
 from rlplug.registry.discovery import unknown
 from rlplug.types import ConfigError
 
-USAGE = """rlplug new <kind> <name>
+USAGE = """rlplug new <kind> <name> [--json]
 
 Creates the package rlplug-<name>/ with a working component: a commented class, its options, the entry point,
 and tests, including the conformance kit. Edit the class and keep the rest.
 
   <kind>   algo, model, buffer, exploration, env, loop, hardware or logger
-  <name>   name by which a run selects it, as in algo=<name>: lowercase letters, digits and _"""
+  <name>   name by which a run selects it, as in algo=<name>: lowercase letters, digits and _
+  --json   print the folder and its files as one JSON object"""
 
 TEMPLATES = Path(__file__).with_name("templates")
 """a folder per kind, and one for common files; see ``rendered``"""
@@ -54,6 +57,7 @@ def main(arguments: Sequence[str]) -> int:
     if {"-h", "--help"} & set(arguments):
         print(USAGE)
         return 0
+    arguments, as_json = without_json(arguments)
     if len(arguments) != 2 or any(argument.startswith("-") or "=" in argument for argument in arguments):
         raise ConfigError("", "new takes a kind and a name, as in `rlplug new algo mine`; see rlplug new --help")
     warn_broken()
@@ -77,7 +81,7 @@ def main(arguments: Sequence[str]) -> int:
     except OSError as error:
         shutil.rmtree(folder, ignore_errors=True)
         raise ConfigError("", f"{folder.absolute()} cannot be written: {error.strerror}") from error
-    print(_told(kind, name, folder, files))
+    say(json.dumps({"folder": str(folder), "files": sorted(files)}) if as_json else _told(kind, name, folder, files))
     return 0
 
 

@@ -95,7 +95,7 @@ class Population:
         return members
 
 
-def main(overrides: Sequence[str]) -> int:
+def main(overrides: Sequence[str], as_json: bool = False) -> int:
     """Run or continue a population.
 
     Raises:
@@ -131,7 +131,7 @@ def main(overrides: Sequence[str]) -> int:
             tell(f"round {number + 1}, {until:,} of {total:,} {STEP[unit]}s: eval/return_mean {scores}")
             if all(math.isnan(one.score) for one in members):
                 raise RunError(f"all members failed; see {folder / members[0].folder}.log")
-    return _report(folder, population, total, STEP[unit])
+    return _report(folder, population, total, STEP[unit], as_json)
 
 
 def _settings(words: Sequence[str]) -> PBT:
@@ -200,17 +200,22 @@ def _write(folder: Path, about: dict[str, Any], population: Population) -> None:
     atomic.replace(folder / STATE, (json.dumps(about | {"rounds": rounds}, indent=1) + "\n").encode())
 
 
-def _report(folder: Path, population: Population, total: int, unit: str) -> int:
+def _report(folder: Path, population: Population, total: int, unit: str, as_json: bool) -> int:
     """Print the members of the last round, best first, and draw the lineage if matplotlib is installed."""
     last = sorted(population.rounds[-1], key=lambda one: -math.inf if math.isnan(one.score) else one.score)[::-1]
     rows = [(*one.settings.values(), f"{one.score:,.1f}", one.folder) for one in last]
-    say("\n".join(["", *table((*population.space, "score", "run folder"), rows), f"all rounds: {folder / STATE}"]))
+    if as_json:
+        scores = [None if math.isnan(one.score) else one.score for one in last]
+        jobs = [{"values": one.settings, "score": x, "job": one.folder} for one, x in zip(last, scores, strict=True)]
+        say(json.dumps({"folder": str(folder), "jobs": jobs}))
+    else:
+        say("\n".join(["", *table((*population.space, "score", "run folder"), rows), f"all rounds: {folder / STATE}"]))
     with suppress(ImportError):
         from rlplug.results import lineage
 
         ends = [min((i + 1) * population.cfg.every, total) for i in range(len(population.rounds))]
         lineage.draw(folder, population.rounds, ends, unit)
-        say(f"lineage: {folder / lineage.FILE}")
+        (tell if as_json else say)(f"lineage: {folder / lineage.FILE}")
     tell(f"best: python -m rlplug evaluate {folder / last[0].folder}")
     return 0
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 
-from rlplug.cli import say, tell
+from rlplug.cli import say, tell, without_json
 from rlplug.cli.arguments import Flags, of_runs
 from rlplug.types import ConfigError
 
-USAGE = """rlplug plot <runs ...> [key=value ...] [--metric NAME ...] [--out FILE] [...]
+USAGE = """rlplug plot <runs ...> [key=value ...] [--metric NAME ...] [--out FILE] [--json] [...]
 
 Draws a metric of runs against their steps. Runs are folders, folders of runs such as a sweep, or names below runs/;
 filters choose among them as for rlplug runs. Runs that differ by their seed only are one curve: their mean, with its
@@ -21,7 +22,8 @@ filters choose among them as for rlplug runs. Runs that differ by their seed onl
   --title TEXT             if not given, the environment, if there is only one
   --smooth N               average every value with those before it, N in all; evaluations are left as they are
   --compare LABEL=VALUE    add a horizontal line, such as a published result: --compare 'CleanRL, 10M steps=20.4'; or a
-                           curve from a CSV file with the columns step and return: --compare SB3=pong_sb3.csv"""
+                           curve from a CSV file with the columns step and return: --compare SB3=pong_sb3.csv
+  --json                   print the files as one JSON object"""
 
 FLAGS: Flags = {"metric": (str, True), "out": (str, False), "width": (float, False), "title": (str, False)}
 FLAGS |= {"smooth": (int, False), "compare": (str, True)}
@@ -33,6 +35,7 @@ def main(arguments: Sequence[str]) -> int:
     Raises:
         ConfigError: the runs have nothing to draw in common, or the files cannot be written.
     """
+    arguments, as_json = without_json(arguments)
     if (found := of_runs("plot", arguments, FLAGS, USAGE)) is None:
         return 0
     words, given = found
@@ -59,6 +62,5 @@ def main(arguments: Sequence[str]) -> int:
     title = given.get("title", curves.title(groups))
     labels = curves.axis(runs), curves.values_axis(metrics)
     plot.save(plot.draw([*drawn, *others], *labels, title=title, width=width, levels=levels), paths)
-    for path in paths:
-        say(path)
+    say(json.dumps({"files": [str(path) for path in paths]}) if as_json else "\n".join(map(str, paths)))
     return 0

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from rlplug.cli import say, tell
+from rlplug.cli import say, tell, without_json
 from rlplug.cli.arguments import Flags, of_runs
 from rlplug.types import ConfigError
 
-USAGE = """rlplug report <runs ...> [key=value ...] [--metric NAME] [--out FILE] [--title TEXT]
+USAGE = """rlplug report <runs ...> [key=value ...] [--metric NAME] [--out FILE] [--title TEXT] [--json]
 
 Writes one HTML page that needs no other file and no network: curves of every metric, final scores with interquartile
 means and 95 % intervals, probabilities of improvement, performance profiles, what differs between groups, videos,
@@ -18,7 +19,8 @@ machine and versions, and the command that repeats each run. Runs are chosen and
   --metric NAME            of the final scores; eval/return_mean, or episode/return where there are no evaluations, if
                            not given
   --out FILE               report.html, if not given
-  --title TEXT             of the page"""
+  --title TEXT             of the page
+  --json                   print the file as one JSON object"""
 
 FLAGS: Flags = {"metric": (str, False), "out": (str, False), "title": (str, False)}
 
@@ -29,6 +31,7 @@ def main(arguments: Sequence[str]) -> int:
     Raises:
         ConfigError: the runs have nothing to show in common, or the file cannot be written.
     """
+    arguments, as_json = without_json(arguments)
     if (found := of_runs("report", arguments, FLAGS, USAGE)) is None:
         return 0
     words, given = found
@@ -53,5 +56,5 @@ def main(arguments: Sequence[str]) -> int:
     )
     title = given.get("title", f"{algos} on {envs}")
     write(out, page(Report(groups, metric, out), title, tell))
-    say(out)
+    say(json.dumps({"files": [str(out)]}) if as_json else out)
     return 0

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from pathlib import Path
 
-from rlplug.cli import tell
+from rlplug.cli import printing, say_run, tell, without_json
 from rlplug.cli.meant import require_run
 from rlplug.registry import warn_broken
 from rlplug.types import ConfigError
 
-USAGE = """rlplug resume <run folder> [key=value ...]
+USAGE = """rlplug resume <run folder> [--json] [key=value ...]
 
 Continues a run from its newest good checkpoint, exactly as if it had not stopped. Needs only the run folder.
 Settings that do not affect learning can change: stop, eval, estimate, log, checkpoint, logger, hardware, compile,
@@ -19,7 +20,9 @@ deterministic, on_nan. total_steps can be raised, and options that accept schedu
   total_steps=200_000 schedules=stretch
                            stretch schedules that ended with the run over the new total
   total_steps=200_000 algo.lr=1e-4
-                           continue with this step size"""
+                           continue with this step size
+
+--json prints the run's folder and its summary as one JSON object at the end."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -32,7 +35,8 @@ def main(arguments: Sequence[str]) -> int:
     if {"-h", "--help"} & set(arguments):
         print(USAGE)
         return 0
-    folder, *overrides = arguments or [""]
+    words, as_json = without_json(arguments)
+    folder, *overrides = words or [""]
     if not folder or ("=" in folder and not os.path.exists(folder)) or folder.startswith("-"):
         raise ConfigError("", "resume takes a run folder, then settings written key=value; see rlplug resume --help")
 
@@ -41,5 +45,8 @@ def main(arguments: Sequence[str]) -> int:
 
     from rlplug.run import launch  # here, because torch takes seconds to import
 
-    launch.resume(folder, overrides, tell=tell)
+    with printing(as_json):
+        launch.resume(folder, overrides, tell=tell)
+    if as_json:
+        say_run(Path(folder))
     return 0

@@ -11,7 +11,7 @@ from typing import Any, get_args
 from pydantic import TypeAdapter
 
 from rlplug import registry
-from rlplug.cli import say, tell
+from rlplug.cli import say, tell, without_json
 from rlplug.cli.meant import no_flag
 from rlplug.config.schema import SEVERAL, SINGLE, Core
 from rlplug.registry import Kind
@@ -42,6 +42,7 @@ def main(arguments: Sequence[str]) -> int:
     if {"-h", "--help"} & set(arguments):
         print(USAGE)
         return 0
+    arguments, _ = without_json(arguments)  # the result is JSON in any case
     if flags := [argument for argument in arguments if argument.startswith("-")]:
         raise no_flag(flags[0])
     if len(arguments) > 1:

@@ -10,7 +10,6 @@ import csv
 import io
 import json
 import math
-import os
 import traceback
 from collections.abc import Callable, Sequence
 from hashlib import sha256
@@ -22,7 +21,7 @@ from hydra.core.override_parser.types import Override, RangeSweep
 from omegaconf import OmegaConf
 
 from rlplug.checkpointing import atomic
-from rlplug.cli import FAILED, refuse, say, table, tell
+from rlplug.cli import FAILED, is_first_process, refuse, say, table, tell
 from rlplug.config import RunConfig, compose, composed
 from rlplug.config.errors import differences, show
 from rlplug.types import ConfigError, RunError
@@ -189,7 +188,7 @@ def go_on(folder: Path, run: RunConfig, start: Callable[[], float]) -> float:
     before, _ = run_dir.read(folder)
     for key, old, new in differences(before, run.raw):
         said = f"{folder} was made with {key}={show(old)}, which now is {show(new)}; choose another folder"
-        raise SystemExit(refuse(ConfigError("hydra.sweep.dir", said)))
+        raise SystemExit(ConfigError("hydra.sweep.dir", said))
     done = run_dir.finished(folder)
     score = done and done.score
     tell(f"{folder.name}: {'goes on' if score is None else f'has already finished, with {score:,.1f}'}")
@@ -198,7 +197,7 @@ def go_on(folder: Path, run: RunConfig, start: Callable[[], float]) -> float:
     return math.nan if score is None else score
 
 
-def report(folder: Path) -> int:
+def report(folder: Path, as_json: bool = False) -> int:
     """Print all jobs of a sweep, best first. With torchrun or srun, only rank 0 prints.
 
     Returns:
@@ -207,6 +206,13 @@ def report(folder: Path) -> int:
     rows = _rows(folder)
     if not rows:
         return 0
+    missing = sum(row["status"] != "finished" for row in rows)
+    if not is_first_process():
+        return FAILED if missing else 0
+    if as_json:
+        jobs = [{key: None if value != value else value for key, value in row.items()} for row in rows]
+        say(json.dumps({"folder": str(folder), "jobs": jobs}))
+        return FAILED if missing else 0
     swept = list(dict.fromkeys(key for row in rows for key in row["values"]))
     cells = [
         (
@@ -217,9 +223,6 @@ def report(folder: Path) -> int:
         )
         for row in rows
     ]
-    missing = sum(row["status"] != "finished" for row in rows)
-    if any(os.environ.get(rank, "0") != "0" for rank in ("RANK", "SLURM_PROCID")):
-        return FAILED if missing else 0
     say("\n".join(["", *table((*swept, "score", "status", ""), cells), f"as a table: {folder / TABLE}"]))
     if missing:
         again = f"the same command with hydra.sweep.dir={folder} retries them"

@@ -13,7 +13,7 @@ from pathlib import Path
 from string import Template
 from typing import TYPE_CHECKING, NoReturn
 
-from rlplug.cli import loading, refuse, say, sweep, tell
+from rlplug.cli import loading, printing, say, say_run, sweep, tell, without_json
 from rlplug.cli.meant import no_flag
 from rlplug.config import RunConfig, composed, parse, validated
 from rlplug.registry import warn_broken
@@ -30,13 +30,17 @@ def main(arguments: Sequence[str]) -> int:
     """Run a command line with Hydra.
 
     Raises:
-        ConfigError: Hydra rejects it.
+        ConfigError: Hydra rejects it, or the run cannot start as configured.
+        RunError: the run failed.
     """
     from rlplug.config import origins
 
     warn_broken()
     origins.register()
+    arguments, as_json = without_json(arguments)
     flags = _flags(arguments)
+    if as_json and (flags.help or flags.cfg or flags.info or flags.shell_completion):
+        raise ConfigError("", "--json prints the result of a run; check --json prints a configuration")
     if flags.help:
         say(_help(flags.overrides))
         return 0
@@ -52,25 +56,35 @@ def main(arguments: Sequence[str]) -> int:
         if not flags.multirun:
             if any(word.startswith(OWN) for word in flags.overrides):
                 raise ConfigError("sweeper", "starts several runs, which needs -m: python -m rlplug -m sweeper=...")
-            _hydra(arguments)
+            with printing(as_json):
+                _hydra(arguments)
+            if as_json:
+                say_run(_trained.pop())
             return 0
         if any(word.startswith(OWN) for word in flags.overrides):
             from rlplug.cli import pbt
 
-            return pbt.main(flags.overrides)
+            return pbt.main(flags.overrides, as_json)
         folder, fixed = sweep.check_sweep(flags.overrides)
         try:
-            _hydra([*arguments, *fixed])
+            with printing(as_json):
+                _hydra([*arguments, *fixed])
         except sweep.JobFailedError:
             tell("the sweeper ended the sweep: more jobs failed than it accepts")
         except KeyboardInterrupt:
-            sweep.report(folder)
+            sweep.report(folder, as_json)
             raise
         finally:
             _remove_empty(folder)
-        return sweep.report(folder)
+        return sweep.report(folder, as_json)
     except SystemExit as end:  # after one of Hydra's flags, or from `job`
+        if isinstance(end.code, ConfigError | RunError):
+            raise end.code from None
         return int(end.code or 0)
+
+
+_trained: list[Path] = []
+"""folders of runs of this process that are not printed yet"""
 
 
 def train(config: Sequence[str] | RunConfig = ()) -> float:
@@ -141,9 +155,11 @@ def job(config: DictConfig) -> float:
     if is_sweep:
         return sweep.attempt(hydra, words, train)
     try:
-        return train()
+        score = train()
+        _trained.append(folder)
+        return score
     except (ConfigError, RunError) as error:
-        raise SystemExit(refuse(error)) from None  # not an Exception, which Hydra would report itself
+        raise SystemExit(error) from None  # not an Exception, which Hydra would report itself
     finally:
         _remove_empty(folder)
 
@@ -239,8 +255,10 @@ def _from_hydra(error: Exception, modules: tuple[str, ...] = ("hydra.", "omegaco
 @contextmanager
 def _hydra_program(arguments: Sequence[str]) -> Iterator[None]:
     """Set ``sys.argv`` for Hydra, and the variable that makes it raise errors instead of printing them."""
+    from rlplug.config.origins import opened
+
     argv, full_error = sys.argv, os.environ.get("HYDRA_FULL_ERROR")
-    sys.argv = ["rlplug", *arguments]
+    sys.argv = ["rlplug", *opened(arguments)]
     os.environ["HYDRA_FULL_ERROR"] = "1"
     try:
         yield

@@ -13,23 +13,24 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import psutil
 import yaml
 
-from rlplug.cli import FAILED, say, tell
+from rlplug.cli import FAILED, say, say_run, without_json
 from rlplug.cli.meant import require_run
 from rlplug.terminal import Live, Plain, Status, clock
-from rlplug.types import CheckpointError, ConfigError
+from rlplug.types import CheckpointError, ConfigError, RunError
 
-USAGE = """rlplug watch <run folder> [every=10]
+USAGE = """rlplug watch <run folder> [every=10] [--json]
 
 Shows the progress of a run that another process trains, as that process does, until the run ends or Ctrl-C. It reads
 the run's folder only, so the run may be on another machine that shares it, and nothing disturbs the run. The exit code
 is 0 if the run finished, else 1.
 
-  every=10                 seconds between two lines where the output is no terminal"""
+  every=10                 seconds between two lines where the output is no terminal
+  --json                   print the run's folder and summary as one JSON object at its end; progress is on stderr"""
 
 PHASES = ("collect", "update", "evaluate", "estimate", "checkpoint")
 LOCK = re.compile(r"process (\d+) on (.+), since")
@@ -46,7 +47,8 @@ def main(arguments: Sequence[str]) -> int:
     if {"-h", "--help"} & set(arguments):
         print(USAGE)
         return 0
-    path, *more = arguments or [""]
+    words, as_json = without_json(arguments)
+    path, *more = words or [""]
     if not path or path.startswith("-"):
         raise ConfigError("", "watch takes a run folder; see rlplug watch --help")
     every = 10.0
@@ -62,15 +64,16 @@ def main(arguments: Sequence[str]) -> int:
     if (summary := folder.summary()) is None and not folder.is_running():
         raise CheckpointError(f"{path} is not being trained; rlplug resume {path} continues it")
     try:
-        return _ended(folder, summary or _followed(folder, every))
+        summary = summary or _followed(folder, sys.stderr if as_json else sys.stdout, every)
+        return _ended(folder, summary, as_json)
     except KeyboardInterrupt:
         return 0
 
 
-def _followed(folder: Folder, every: float) -> Mapping[str, Any]:
+def _followed(folder: Folder, file: TextIO, every: float) -> Mapping[str, Any]:
     """Show a run until it ends, and return its summary; empty if its process ended without one."""
-    show = sys.stdout.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
-    view = Live(sys.stdout, folder.status, 1 / POLL_S) if show else Plain(sys.stdout, folder.status, every)
+    show = file.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
+    view = Live(file, folder.status, 1 / POLL_S) if show else Plain(file, folder.status, every)
     try:
         while True:
             running = folder.is_running()  # before the summary, which its process writes
@@ -81,11 +84,14 @@ def _followed(folder: Folder, every: float) -> Mapping[str, Any]:
         view.close()
 
 
-def _ended(folder: Folder, summary: Mapping[str, Any]) -> int:
+def _ended(folder: Folder, summary: Mapping[str, Any], as_json: bool) -> int:
     """Print how a run ended, and return the exit code."""
     if not summary:
-        tell(f"the process of {folder.path} is gone, without a summary; rlplug resume {folder.path} continues it")
-        return FAILED
+        said = f"the process of {folder.path} is gone, without a summary"
+        raise RunError(f"{said}; rlplug resume {folder.path} continues it")
+    if as_json:
+        say_run(folder.path)
+        return 0 if summary["status"] == "finished" else FAILED
     rows = {"status": summary["status"], "evaluation": _evaluation(summary) or "none"}
     rows |= {"wall time": clock(summary["wall_s"]), "run folder": str(folder.path)}
     say("\n".join(f"{key:<12}{value}" for key, value in rows.items()))

@@ -12,7 +12,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from rlplug.config.errors import UnknownKeyError, elsewhere, joined, single
 from rlplug.config.explain import chosen_as, explained, not_chosen, unknown_option
 from rlplug.config.origins import blamed, check_packages, files_of, folders_of, loaded, option_names
-from rlplug.config.schema import SEVERAL, SINGLE, RunConfig, kind_of, parse
+from rlplug.config.schema import SEVERAL, SINGLE, RunConfig, inside, kind_of, nodes_in, parse, replaced
 from rlplug.registry import Kind, preset, warn_broken
 from rlplug.types import ConfigError
 
@@ -46,7 +46,7 @@ def validated(config: DictConfig, hydra: Any, overrides: Sequence[str]) -> tuple
     check_packages([*choices.items(), *((kind, config[kind].get("name")) for kind in SEVERAL)])
     check_choices(choices, overrides)
     pair = tuned(hydra)
-    raw = plain(config, overrides, pair)
+    raw = completed(plain(config, overrides, pair))
     try:
         run = parse(raw)
         typed = [word.lstrip("+").partition("=")[0] for word in overrides]
@@ -154,6 +154,26 @@ def plain(config: DictConfig, overrides: Sequence[str] = (), tuned: Tuned | None
     return raw
 
 
+def completed(raw: dict[str, Any]) -> dict[str, Any]:
+    """Return a configuration whose nested nodes that are a name, or lack settings, have the rest from their YAML."""
+    return {key: _completed(kind_of(key), node) for key, node in raw.items()}
+
+
+def _completed(kind: Any, node: Any) -> Any:
+    return replaced(node, {path: _completed(inner, _filled(inner, one)) for path, one, inner in nodes_in(kind, node)})
+
+
+def _filled(kind: Kind, node: Any) -> Any:
+    """Return a nested node with the settings that its YAML file has and it lacks."""
+    node = {"name": node} if isinstance(node, str) else node
+    config, _ = inside(kind, node)
+    whole = config is not None and config.__pydantic_fields__.keys() <= node.keys()
+    if whole or not isinstance(node, dict) or preset(kind, str(node.get("name"))) is None:
+        return node
+    own = default_node(kind, node["name"])
+    return own | node | {"name": own["name"]}
+
+
 def check_choices(choices: Mapping[str, Any], overrides: Sequence[str]) -> None:
     """Check that the ``choices`` of a command line are consistent with its settings.
 
@@ -193,4 +213,4 @@ def default_node(kind: Kind, option: str, changes: Mapping[str, Any] | None = No
         with open_dict(node):
             node.update(changes or {})
         OmegaConf.resolve(node)
-        return OmegaConf.to_container(node)  # type: ignore[return-value]
+        return _completed(kind, OmegaConf.to_container(node))

@@ -79,7 +79,21 @@ def session() -> Iterator[ConfigLoader]:
 def loaded(overrides: Sequence[str]) -> DictConfig:
     """Compose with Hydra, including its node ``hydra``; errors are not converted."""
     with session():
-        return hydra.compose(PRIMARY, list(overrides), return_hydra_config=True)
+        return hydra.compose(PRIMARY, opened(overrides), return_hydra_config=True)
+
+
+def opened(words: Iterable[str]) -> list[str]:
+    """Let Hydra choose nested components by name, ``algo.algo=dqn``, and add settings that their YAML does not have."""
+    found: list[str] = []
+    for word in words:
+        if word.startswith("algo."):
+            word = re.sub(r"\b(algo|\w*model):(\w+)(?=[,}])", r"\1:{name:\2}", word)
+            if (chosen := re.fullmatch(r"(algo\.(\w+\.)*(?:algo|\w*model))=((?!null)[a-z]\w*)", word)) is not None:
+                found += [f"~{chosen[1]}"] * (chosen[2] is None)  # other settings were for another algorithm
+                word = f"{chosen[1]}.name={chosen[3]}"
+            word = f"++{word}" if re.match(r"algo(\.[^.=]+){2,}=", word) else word
+        found.append(word)
+    return found
 
 
 def folders_of(overrides: Iterable[str]) -> list[str]:

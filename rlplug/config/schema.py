@@ -6,8 +6,8 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
-from typing import Annotated, Any, Literal, TypeVar, get_args
+from functools import partial, reduce
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar, get_args
 
 from pydantic import BeforeValidator, Field, PlainValidator, ValidationError
 from pydantic_core import PydanticCustomError
@@ -19,6 +19,7 @@ from rlplug.settings import Nested, NonNegativeInt, PositiveFloat, PositiveInt, 
 from rlplug.types import Compile, ConfigError
 
 T = TypeVar("T")
+Path: TypeAlias = tuple[str, ...]
 SINGLE: tuple[Kind, ...] = ("algo", "env", "buffer", "loop", "hardware")  # exactly one per run
 SEVERAL: tuple[Kind, ...] = ("exploration", "logger")  # any number per run, by name
 
@@ -39,6 +40,10 @@ class Chosen:
     def needs(self, *args: Any, member: str = "needs") -> Any:
         """Return the ``Needs`` of an algorithm."""
         return self._asked("ask", self.kind, self.cls, member, self.cfg, *args)
+
+    def recurrent(self, needs: Any) -> Any:
+        """Return the ``Needs`` of an algorithm with a recurrent model."""
+        return self.needs(needs, member="recurrent")
 
     def reads(self, spec: Any) -> tuple[str, ...]:
         """Return the keys of rows that a buffer or an exploration module reads."""
@@ -280,9 +285,14 @@ def typed(config: type[T], node: dict[str, Any], key: str = "") -> T:
         ConfigError: with one line for each mistake.
     """
     errors: list[ConfigError] = []
-    inside = {name: _collect(errors, choose, kind, f"{key}.{name}", node[name]) for name, kind in _nested(config, node)}
+    inside = {
+        path: _collect(errors, choose, kind, dotted(key, *path), _at(node, path))
+        if kind in ("algo", "model")
+        else errors.append(unknown_key(dotted(key, *path), ("algo", "model", "critic_model")))
+        for path, kind in _nested(config, node)
+    }
     try:
-        cfg = config(**node | inside)
+        cfg = config(**replaced(node, inside))
     except ValidationError as error:
         raise joined([*mistakes(error, node, config, key), *errors]) from None
     errors += [
@@ -316,7 +326,7 @@ def migrate(raw: Mapping[str, Any], kinds: Collection[str] = KINDS) -> dict[str,
 
 
 def _migrate(kind: Any, key: str, node: Any) -> Any:
-    config, _ = _inside(kind, node)
+    config, _ = inside(kind, node)
     if hasattr(config, "migrate"):
         name = node["name"]
         try:
@@ -324,8 +334,7 @@ def _migrate(kind: Any, key: str, node: Any) -> Any:
         except Exception as error:
             who = f"{kind} {name!r} of {registry.owner(kind, name)}"
             raise ConfigError(key, f"{who} cannot migrate its settings: {type(error).__name__}: {error}") from error
-    inner = {option: _migrate(kind, f"{key}.{option}", node[option]) for option, kind in _inside(kind, node)[1]}
-    return node | inner if inner else node
+    return replaced(node, {path: _migrate(k, dotted(key, *path), one) for path, one, k in nodes_in(kind, node)})
 
 
 def scheduled(kind: Any, key: str, node: Any) -> Iterator[tuple[str, Any]]:
@@ -333,40 +342,60 @@ def scheduled(kind: Any, key: str, node: Any) -> Iterator[tuple[str, Any]]:
 
     Components that cannot be imported are skipped.
     """
-    config, inside = _inside(kind, node)
+    config, _ = inside(kind, node)
     for name, field in getattr(config, "__pydantic_fields__", {}).items():
         if name in node and any(map(is_schedule, get_args(field.annotation))):
             yield f"{key}.{name}", node[name]
-    for name, nested_kind in inside:
-        yield from scheduled(nested_kind, f"{key}.{name}", node[name])
+    for path, one, inner in nodes_in(kind, node):
+        yield from scheduled(inner, dotted(key, *path), one)
 
 
-def _inside(kind: Any, node: Any) -> tuple[Any, list[tuple[str, Any]]]:
-    """Return the ``Config`` of a node's component and its component options, with their kinds.
+def inside(kind: Any, node: Any) -> tuple[Any, list[tuple[Path, Any]]]:
+    """Return the ``Config`` of a node's component and the paths of the components in its options, with their kinds.
 
     The ``Config`` is None for a mapping of components, for one that cannot be imported, and for other nodes.
     """
     if kind not in KINDS or not isinstance(node, dict):
         return None, []
     if not isinstance(name := node.get("name"), str):
-        return None, [(name, kind) for name in node]
+        return None, [((name,), kind) for name in node]
     with suppress(ConfigError, AttributeError):
         config = registry.load(kind, name).Config
         return config, _nested(config, node)
     return None, []
 
 
+def nodes_in(kind: Any, node: Any) -> list[tuple[Path, Any, Any]]:
+    """Return path, node and kind of every component directly inside a node."""
+    return [(path, _at(node, path), inner) for path, inner in inside(kind, node)[1]]
+
+
 def nested(chosen: Chosen) -> Iterator[Chosen]:
     """Yield a component and, recursively, its nested components."""
     yield chosen
-    for name, _ in _nested(type(chosen.cfg), vars(chosen.cfg)):
-        yield from nested(getattr(chosen.cfg, name))
+    for path, _ in _nested(type(chosen.cfg), vars(chosen.cfg)):
+        yield from nested(_at(vars(chosen.cfg), path))
 
 
-def _nested(config: Any, node: Mapping[str, Any]) -> list[tuple[str, Kind]]:
-    """Return the options of a node that hold a component, with its kind."""
-    marks = [(name, mark) for name, field in config.__pydantic_fields__.items() for mark in field.metadata]
-    return [(name, mark.kind) for name, mark in marks if isinstance(mark, Nested) and name in node]
+def _nested(config: Any, node: Mapping[str, Any]) -> list[tuple[Path, Any]]:
+    """Return the paths in a node that hold a component, with its kind."""
+    fields = config.__pydantic_fields__.items()
+    marks = [(name, mark) for name, field in fields for mark in field.metadata if isinstance(mark, Nested)]
+    found: list[tuple[Path, Any]] = [((name,), mark.kind) for name, mark in marks if not mark.several and name in node]
+    nodes = {name: node.get(name) for name, mark in marks if mark.several}
+    several = ((name, each, parts) for name, of in nodes.items() if isinstance(of, dict) for each, parts in of.items())
+    return found + [((*at, part), kind_of(part)) for *at, parts in several if isinstance(parts, dict) for part in parts]
+
+
+def _at(node: Mapping[str, Any], path: Path) -> Any:
+    return reduce(lambda part, key: part[key], path, node)
+
+
+def replaced(node: dict[str, Any], values: Mapping[Path, Any]) -> dict[str, Any]:
+    """Return a node with other values at some paths."""
+    for (head, *rest), value in values.items():
+        node = node | {head: replaced(node[head], {(*rest,): value}) if rest else value}
+    return node
 
 
 def kind_of(key: str) -> str:

@@ -17,7 +17,7 @@ from rlplug.plan import Plan
 from rlplug.types import ConfigError
 
 if TYPE_CHECKING:
-    from lightning_fabric import Fabric
+    from lightning.fabric import Fabric
 
 T = TypeVar("T")
 AnyFabric: TypeAlias = "Fabric | OneProcess"
@@ -27,7 +27,7 @@ TIMEOUT = timedelta(hours=2)
 
 
 class OneProcess:
-    """The used methods of ``lightning_fabric.Fabric`` for a single rank, without its import of seconds."""
+    """The used methods of ``lightning.fabric.Fabric`` for a single rank, without its import of seconds."""
 
     global_rank = local_rank = 0
     world_size = 1
@@ -87,11 +87,12 @@ def fabric_of(plan: Plan) -> AnyFabric:
     """
     if plan.world_size == 1:
         return OneProcess(torch.device("cpu" if plan.accelerator == "cpu" else "cuda:0"))
-    from lightning_fabric import Fabric  # here, because the import takes seconds
-    from lightning_fabric.plugins.environments import LightningEnvironment
-    from lightning_fabric.strategies import DDPStrategy
+    from lightning.fabric import Fabric  # here, because the import takes seconds
+    from lightning.fabric.plugins.environments import LightningEnvironment
+    from lightning.fabric.strategies import DDPStrategy
 
-    logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # it logs every rank
+    for name in ("lightning.fabric", "lightning.pytorch"):
+        logging.getLogger(name).setLevel(logging.WARNING)  # they log every rank
     warnings.filterwarnings("ignore", "torch.distributed.nn.functional.all_gather is deprecated")  # called by Fabric
     if _started_by_srun():
         os.environ.setdefault("SLURM_NTASKS_PER_NODE", str(plan.devices))  # needed by Fabric, not set by srun -n

@@ -2,54 +2,34 @@
 
 from __future__ import annotations
 
-import sys
-import traceback
-import warnings
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import gymnasium
 import numpy as np
 from gymnasium.spaces import Box
-from gymnasium.vector import AutoresetMode
 
 from rlplug import tree
-from rlplug.envs.checking import (
-    MisfitError,
-    began,
-    check_seeds,
-    described,
-    flag,
-    number,
-    rules_broken,
-    take_over,
-    writer,
-)
+from rlplug.envs.checking import MisfitError, described, flag, number, writer
 from rlplug.envs.extras import Extras
 from rlplug.envs.goals import goals_of
 from rlplug.envs.masks import find_masks, late
-from rlplug.envs.spaces import allocate, equal, execute, inside_obs, single_agent
-from rlplug.types import Batch, EnvSpec, EnvTraits, RunError, Tree
+from rlplug.envs.seeded import SeededList, first_of
+from rlplug.envs.spaces import allocate, execute, inside_obs, single_agent
+from rlplug.types import Batch, EnvSpec, EnvTraits, Group
 
-RETRIES = 3
-"""maximum consecutive replacements of an environment that fails before its first step"""
-MOST_RETRIES = 100
-"""maximum replacements per column: a recurring fault is not fixed by a restart"""
-TASKS = ("task", "next_task")
-"""keys of the state: tasks of the columns' current and next episodes"""
-NUMBER, FLAG = (float, int, np.floating, np.integer), (bool, np.bool_)
-LONGEST = 100_000
-"""maximum stored actions of an episode; a longer one cannot be replayed"""
+NUMBER: Any = float, int, np.floating, np.integer
+FLAG: Any = bool, np.bool_
 
 
-def _render(envs: Sequence[gymnasium.Env[Any, Any]]) -> Any:
+def render_first(envs: Sequence[Any]) -> Any:
+    """Return the image ``[H, W, 3]`` of the first of the environments."""
     return envs[0].render()  # a replaced environment is a new object
 
 
-class EnvList:
+class EnvList(SeededList):
     """``B`` environments with equal spaces as one ``VecEnv``.
 
     Every episode has its own seed, derived from the column's seed and the episode's number: it depends neither on
@@ -77,8 +57,6 @@ class EnvList:
         supported, or ``info`` lacks a requested key.
     """
 
-    autoreset = AutoresetMode.NEXT_STEP
-
     def __init__(
         self,
         envs: Sequence[gymnasium.Env[Any, Any]],
@@ -92,16 +70,7 @@ class EnvList:
         seed_bits: int = 32,
         remake: Callable[[], gymnasium.Env[Any, Any]] | None = None,
     ) -> None:
-        take_over(envs)
-        self.envs, self._remake = list(envs), remake
-        self.num_envs = n = len(self.envs)
-        self.env_ids = list(range(n) if env_ids is None else env_ids)
-        self._seeds, self._episodes, self._seed_bits = [0] * n, [0] * n, seed_bits
-        self._actions: list[list[Any]] = [[] for _ in range(n)]
-        self._final, self._warned = [False] * n, False
-        self._failures = [0] * n  # since the last step
-        self._replaced = [0] * n  # replacements so far
-        self._steps = [env.step for env in self.envs]
+        super().__init__(envs, env_ids, seed_bits, remake)
         obs_space, action_space = self.envs[0].observation_space, self.envs[0].action_space
         self._mask_key = mask_key
         info = self._reset(0, 0)[1] if mask_key is not None or info_keys else {}
@@ -111,41 +80,22 @@ class EnvList:
         space = getattr(self.envs[0].unwrapped, "task_space", None)
         tasks = {} if space is None else {"task": inside_obs(space) if isinstance(space, Box) else space}
         self.spec = replace(spec, extras=spec.extras | self._extras.spaces | tasks)
-        self._current: list[Tree] = [None] * n  # tasks of the columns' episodes, as given; None: the environment's own
-        self._next: list[Tree] = [None] * n  # those of their next episodes
         self._execute = execute(action_space)
         self.traits = EnvTraits(
             check_bounds=check_bounds,
-            render=partial(_render, self.envs) if self.envs[0].render_mode == "rgb_array" else None,
+            render=partial(render_first, self.envs) if self.envs[0].render_mode == "rgb_array" else None,
             render_fps=self.envs[0].metadata.get("render_fps", 30),
             goals=partial(goals_of, self.envs[0]),
         )
-        self.place(rows_of(self.spec, n))
+        self.place(rows_of(self.spec, self.num_envs))
 
     def place(self, rows: Batch) -> None:
         """Write into these arrays, shaped like those of ``rows_of``, from the next ``reset`` on."""
         self._mask = rows.get("action_mask")
-        self._first = {key: rows[key] for key in ("obs", *self.spec.extras)}
+        self._first = first_of(self.spec, rows)
         self._obs, self._write = rows["obs"], writer(self.envs[0].observation_space, rows["obs"])
         self._reward, self._terminated, self._truncated = rows["reward"], rows["terminated"], rows["truncated"]
         self._restarted = rows["restarted"]
-
-    def reset(self, seeds: Sequence[int], tasks: Tree = None) -> Batch:
-        """Start episode 0 of every column.
-
-        Raises:
-            ValueError: there is not one seed per column.
-            RunError: an environment raises, or returns values outside its spaces.
-        """
-        check_seeds(seeds, self.num_envs)
-        self._seeds = [int(seed) for seed in seeds]
-        self.assign(tasks)
-        for i in range(self.num_envs):
-            self._begin(i, 0)
-        return dict(self._first)
-
-    def assign(self, tasks: Tree) -> None:
-        self._next = [None if tasks is None else tree.take(tasks, i) for i in range(self.num_envs)]
 
     def step(self, action: np.ndarray) -> Batch:
         """Step every column; a column whose row is final starts its next episode instead.
@@ -160,8 +110,7 @@ class EnvList:
                 self._begin(i, self._episodes[i] + 1)
                 reward[i], terminated[i], truncated[i] = 0.0, False, False
                 continue
-            if len(self._actions[i]) < LONGEST:
-                self._actions[i].append(inside)
+            self._log(i, inside)
             try:
                 row, gain, end, cut, info = self._steps[i](outside)
                 reward[i] = gain if isinstance(gain, NUMBER) else number(gain)
@@ -185,90 +134,21 @@ class EnvList:
             said["restarted"] = self._restarted
         return self._first | said
 
-    def state(self) -> Tree | None:
-        """Return each column's seed, episode and its actions ``[L, ...]``, and all columns' rows.
-
-        Returns None, with a warning the first time, while an episode is too long to be replayed.
-        """
-        if any(len(log) >= LONGEST for log in self._actions):
-            if not self._warned:
-                self._warned = True
-                warnings.warn(
-                    f"an episode of {LONGEST} steps or more is not replayed: a run resumed from here begins new"
-                    " episodes and does not continue exactly",
-                    stacklevel=2,
-                )
-            return None
+    def _joined(self, log: Sequence[Any]) -> np.ndarray:
         space = self.spec.single_agent.action
-        return {
-            "seeds": list(self._seeds),
-            "episodes": list(self._episodes),
-            "actions": [np.array(log, space.dtype).reshape(len(log), *(space.shape or ())) for log in self._actions],
-            "obs": tree.map(np.array, self._obs),
-        } | self._tasks()
+        return np.array(log, space.dtype).reshape(len(log), *(space.shape or ()))
 
-    def _tasks(self) -> Tree:
-        """Return the tasks of the columns' current and next episodes, if there are tasks."""
-        given = dict(zip(TASKS, (self._current, self._next), strict=True)) if self.spec.tasks is not None else {}
-        return {key: [x if x is None else tree.map(np.asarray, x) for x in tasks] for key, tasks in given.items()}
-
-    def load(self, state: Tree) -> None:
-        """Replay every column's current episode. Warns if an environment does not reproduce it."""
-        self._seeds, nothing = list(state["seeds"]), [None] * self.num_envs
-        # numbers are scalars of NumPy, as after ``assign``
-        given = ([x if x is None else tree.map(lambda x: x[()], x) for x in state.get(key, nothing)] for key in TASKS)
-        self._next, later = given
-        for i, (episode, actions) in enumerate(zip(state["episodes"], state["actions"], strict=True)):
-            self._begin(i, episode)
-            for inside, outside in zip(actions, self._execute(actions), strict=True):
-                self._actions[i].append(inside)
-                try:
-                    row, _, end, cut, _ = self._steps[i](outside)
-                    self._write(i, row)
-                    self._final[i] = flag("terminated", end) or flag("truncated", cut)
-                except (Exception, SystemExit) as error:
-                    raise self._failure(i, "step", error) from error
-                if self._final[i]:
-                    break
-        self._next = later
-        if not equal(self._obs, state["obs"]):
-            warnings.warn(
-                f"{self.envs[0]} is not deterministic: replaying equal seeds and actions gave a different"
-                " observation, so the run does not continue exactly",
-                stacklevel=2,
-            )
-
-    def close(self) -> None:
-        """Close all environments; an error in one is reported once and does not stop the others."""
-        for env in self.envs:
-            close(env)
-
-    def _begin(self, i: int, episode: int) -> None:
-        try:
-            self._first_row(i, episode)
-        except RunError as error:
-            self._replace(i, error, error.__cause__)
-
-    def _replace(self, i: int, failure: RunError, cause: BaseException | None) -> None:
-        """Replace a failed environment, and start its next episode.
-
-        Raises:
-            RunError: ``failure``, if replacements are off or exhausted.
-        """
-        self._failures[i] += 1
-        self._replaced[i] += 1
-        if self._remake is None or self._failures[i] > RETRIES:
-            raise failure from cause
-        if self._replaced[i] > MOST_RETRIES:
-            raise RunError(f"{failure}\n{self._where(i)} was replaced {MOST_RETRIES} times already") from cause
-        last = str(failure).strip().splitlines()[-1]
-        print(f"rlplug: {self._where(i)} failed, and is replaced: {last}", file=sys.stderr, flush=True)
-        with suppress(Exception, SystemExit):  # it is broken
-            self.envs[i].close()
-        self.envs[i] = self._remake()
-        take_over(self.envs[i : i + 1])
-        self._steps[i] = self.envs[i].step
-        self._begin(i, self._episodes[i] + 1)
+    def _replay(self, i: int, actions: np.ndarray) -> None:
+        for inside, outside in zip(actions, self._execute(actions), strict=True):
+            self._log(i, inside)
+            try:
+                row, _, end, cut, _ = self._steps[i](outside)
+                self._write(i, row)
+                self._final[i] = flag("terminated", end) or flag("truncated", cut)
+            except (Exception, SystemExit) as error:
+                raise self._failure(i, "step", error) from error
+            if self._final[i]:
+                break
 
     def _first_row(self, i: int, episode: int) -> None:
         row, info = self._reset(i, episode)
@@ -276,7 +156,9 @@ class EnvList:
             self._write(i, row)
             self._extras.write(self._first, i, info, begins=True)
             if self.spec.tasks is not None:
-                self._write_task(i, info)
+                if (task := self._tasks[i]) is None and (task := info.get("task")) is None:
+                    raise MisfitError("reset() without options must return the task that it chose as info['task']")
+                tree.put(self._first, i, {"task": task})
             if self._masks is not None:
                 self._allow(i, info, False, False)
             elif self._mask_key and self._mask_key in info:
@@ -285,80 +167,26 @@ class EnvList:
             raise self._failure(i, "reset", error) from error
         self._final[i] = False
 
-    def _write_task(self, i: int, info: Mapping[str, Any]) -> None:
-        """Write the task of a column's new episode; that of the environment's own is in ``info``."""
-        if (task := self._current[i]) is None and (task := info.get("task")) is None:
-            raise MisfitError("reset() without a task returned no 'task' in info, which names that of the episode")
-        tree.put(self._first["task"], i, task)
-
-    def _reset(self, i: int, episode: int) -> tuple[Any, Mapping[str, Any]]:
-        self._episodes[i], self._actions[i], self._current[i] = episode, [], self._next[i]
-        options = {} if self._next[i] is None else {"options": {"task": self._next[i]}}
-        try:
-            return began(self.envs[i].reset(seed=self._seed(i), **options))
-        except (Exception, SystemExit) as error:
-            raise self._failure(i, "reset", error) from error
-
-    def _seed(self, i: int) -> int:
-        """Return the seed of the column's current episode, in ``[0, 2**seed_bits)``."""
-        drawn = np.random.SeedSequence([self._seeds[i], self._episodes[i]]).generate_state(1)[0]
-        return int(drawn) >> (32 - self._seed_bits)
-
-    def _needs_31_bits(self, i: int) -> bool:
-        """Return whether an environment that failed to reset accepts a seed of 31 bits."""
-        if self._seed(i) < 2**31:
-            return False
-        with suppress(Exception, SystemExit):
-            self.envs[i].reset(seed=self._seed(i) >> 1)
-            return True
-        return False
-
     def _allow(self, i: int, info: Mapping[str, Any], final: bool, terminated: bool) -> None:
         assert self._masks is not None
         assert self._mask is not None
         self._mask[i] = self._masks.read(info, final, terminated)
 
-    def _where(self, i: int) -> str:
-        return (
-            f"environment {self.env_ids[i]} (episode {self._episodes[i]}, seed {self._seed(i)},"
-            f" step {len(self._actions[i])})"
-        )
-
-    def _failure(self, i: int, where: str, error: Exception | SystemExit) -> RunError:
-        if said := str(error) if isinstance(error, MisfitError) else rules_broken(where, error):
-            return RunError(f"{self._where(i)}: {said}")
-        if where == "reset" and self._needs_31_bits(i):
-            way = "it accepts 31 bits: set env.seed_bits=31"
-            return RunError(f"{self._where(i)} rejects this seed ({type(error).__name__}: {error}); {way}")
-        inside = error.__traceback__.tb_next if error.__traceback__ else None  # without this file's own frame
-        lines = traceback.format_exception(type(error), error, inside)
-        return RunError(f"{self._where(i)} raised in {where}():\n{''.join(lines).rstrip()}")
-
-
-def close(env: Any) -> None:
-    """Close an environment or a vector; report an error once."""
-    try:
-        env.close()
-    except (Exception, SystemExit) as error:
-        tell_once(f"an environment raised in close(), which is ignored: {type(error).__name__}: {error}")
-
-
-@cache
-def tell_once(line: str) -> None:
-    """Print a line once per process."""
-    print(f"rlplug: {line}", file=sys.stderr, flush=True)
-
 
 def rows_of(spec: EnvSpec, n: int) -> Batch:
-    """Allocate zero rows for ``n`` environments."""
-    rows: Batch = {
-        "obs": allocate(spec.single_agent.obs, n),
-        "reward": np.zeros(n, np.float32),
-        "terminated": np.zeros(n, np.bool_),
-        "truncated": np.zeros(n, np.bool_),
-        "restarted": np.zeros(n, np.bool_),
-    }
-    for key, space in spec.extras.items():
-        mask = key == "action_mask"
-        rows[key] = np.ones((n, *(space.shape or ())), np.bool_) if mask else allocate(space, n)
-    return rows
+    """Allocate zero rows for ``n`` environments, with masks that allow everything."""
+    rows: Batch = {"restarted": np.zeros(n, np.bool_)}
+    for name, group in spec.groups.items():
+        lead = lead_of(group, n)
+        part: Batch = {"obs": allocate(group.obs, *lead), "reward": np.zeros(lead, np.float32)}
+        flags = ("terminated", "truncated", *["alive"] * spec.has_agents)
+        part |= {key: np.zeros(lead, np.bool_) for key in flags}
+        if (mask := (group if spec.nested else spec).extras.get("action_mask")) is not None:
+            part["action_mask"] = np.ones((*lead, *(mask.shape or ())), np.bool_)
+        rows |= {name: part} if spec.nested else part
+    return rows | {key: allocate(space, n) for key, space in spec.extras.items() if key != "action_mask"}
+
+
+def lead_of(group: Group, n: int) -> tuple[int, ...]:
+    """Return the leading axes of rows of a group in ``n`` environments: ``(n, N)`` with agents."""
+    return (n, len(group.agents)) if group.agents else (n,)

@@ -41,7 +41,10 @@ class Extras:
             if key not in info:
                 known = f"has {', '.join(map(str, info))}" if info else "is empty"
                 raise ConfigError(OPTION, f"the environment's info lacks {key!r} at the first reset: it {known}")
-            self.spaces[key] = inside_obs(_space(key, info[key]))
+            if (space := space_of(info[key])) is None:
+                said = f"info[{key!r}] is of type {type(info[key]).__name__}; expected a number or array"
+                raise ConfigError(OPTION, said)
+            self.spaces[key] = inside_obs(space)
         self._read = {key: leaf_reader(f"info[{key!r}]", space) for key, space in self.spaces.items()}
 
     def write(self, rows: Batch, i: int, info: Mapping[str, Any], begins: bool = False) -> None:
@@ -59,11 +62,12 @@ class Extras:
             rows[key][i] = read(info[key])
 
 
-def _space(key: str, value: Any) -> Space[Any]:
+def space_of(value: Any) -> Space[Any] | None:
+    """Return an unbounded space of a number or an array; None if the value is neither."""
     try:
         x = np.asarray(value)
     except ValueError:  # lists of different lengths
-        x = np.asarray(None)
+        return None
     dtype: Any = np.dtype(x.dtype).type
     match x.dtype.kind:
         case "f":
@@ -74,5 +78,4 @@ def _space(key: str, value: Any) -> Space[Any]:
             limits: Any = np.iinfo(dtype)
             return Box(limits.min, limits.max, x.shape, dtype)
         case _:
-            pass
-    raise ConfigError(OPTION, f"info[{key!r}] is of type {type(value).__name__}; expected a number or array")
+            return None

@@ -11,8 +11,8 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, Vecto
 
 from rlplug import tree
 from rlplug.envs.checking import MisfitError, began, check_seeds, column, described, reader, rules_broken, take_over
-from rlplug.envs.env_list import close
 from rlplug.envs.masks import find_masks, late
+from rlplug.envs.seeded import close
 from rlplug.envs.snapshot import restore, snapshot
 from rlplug.envs.spaces import execute, single_agent
 from rlplug.envs.wrapping import has_mask, view

@@ -76,8 +76,7 @@ class OnDevice(VecEnv):
             ValueError: there is not one seed per column.
         """
         check_seeds(seeds, self.num_envs)
-        own = np.array([int(seed) % 2**64 for seed in seeds], np.uint64).view(np.int64)
-        self._counter = _mixed(torch.from_numpy(own).to(self.device) * GOLDEN)
+        self._counter = first_counter(seeds, self.device)
         self._length = torch.zeros_like(self._counter)
         self._over = torch.zeros_like(self._counter, dtype=torch.bool)
         self._state = self.initial(self._noise())
@@ -111,12 +110,22 @@ class OnDevice(VecEnv):
         """Do nothing: there are no resources to release."""
 
     def _noise(self) -> Tensor:
-        """Return uniform numbers ``[noise_size, B]`` in [0, 1) that depend only on a column's seed and episode.
+        """Return uniform numbers ``[noise_size, B]`` in [0, 1) that depend only on a column's seed and episode."""
+        return uniform(self._counter + self._draws)
 
-        Every column has a SplitMix64 stream (Steele et al. 2014), from which each episode takes the next numbers.
-        """
-        words = _mixed(self._counter + self._draws)
-        return (words >> 11 & (1 << 53) - 1).double() * 2.0**-53
+
+def first_counter(seeds: Sequence[int], device: torch.device) -> Tensor:
+    """Return the counter ``[B]`` int64 of each column's SplitMix64 stream (Steele et al. 2014) before its first draw.
+
+    Draw ``i``, from 1, is ``uniform(counter + i * GOLDEN)``.
+    """
+    own = np.array([int(seed) % 2**64 for seed in seeds], np.uint64).view(np.int64)
+    return _mixed(torch.from_numpy(own).to(device) * GOLDEN)
+
+
+def uniform(counter: Tensor) -> Tensor:
+    """Return the uniform number in [0, 1) of every counter of a stream, as float64."""
+    return (_mixed(counter) >> 11 & (1 << 53) - 1).double() * 2.0**-53
 
 
 def _mixed(x: Tensor) -> Tensor:

@@ -188,14 +188,14 @@ def execute(space: Space[Any]) -> Callable[[np.ndarray], np.ndarray]:
     return lambda action: action.astype(dtype)
 
 
-def allocate(space: Space[Any], n: int) -> Any:
-    """Allocate zeros for ``n`` observations of an inside space, ``[n, ...]``; a Tuple is a dict with keys 0, 1, ..."""
+def allocate(space: Space[Any], *lead: int) -> Any:
+    """Allocate zero observations of an inside space, ``[*lead, ...]``; a Tuple is a dict with keys 0, 1, ..."""
     if isinstance(space, Tuple):
-        return {str(i): allocate(sub, n) for i, sub in enumerate(space.spaces)}
+        return {str(i): allocate(sub, *lead) for i, sub in enumerate(space.spaces)}
     if isinstance(space, Dict):
-        return {key: allocate(sub, n) for key, sub in space.spaces.items()}
+        return {key: allocate(sub, *lead) for key, sub in space.spaces.items()}
     assert space.shape is not None
-    return np.zeros((n, *space.shape), space.dtype)
+    return np.zeros((*lead, *space.shape), space.dtype)
 
 
 def equal(a: Any, b: Any) -> bool:

@@ -23,8 +23,9 @@ from gymnasium.vector import AutoresetMode
 
 from rlplug import tree
 from rlplug.envs.checking import check_seeds
-from rlplug.envs.env_list import tell_once
+from rlplug.envs.env_list import EnvList
 from rlplug.envs.goals import EnvGoals, goals_of
+from rlplug.envs.seeded import SeededList, first_of, observed, tell_once
 from rlplug.envs.spec_json import mismatch
 from rlplug.envs.worker import CALL, FAILED, NOT_CLOSED, STEP, columns_of, not_sent, read, send, shared_rows
 from rlplug.types import Batch, ConfigError, EnvSpec, EnvTraits, RunError, Tree
@@ -35,10 +36,10 @@ ENTRY = "import sys; sys.path[:] = {path!r}; from rlplug.envs.worker import work
 
 
 class Subprocess:
-    """Single environments in worker processes as one ``VecEnv``, with the same rows as one ``EnvList`` of them.
+    """Environments in worker processes as one ``VecEnv``, with the same rows as one list of them.
 
     A worker is a fresh interpreter, neither forked nor with the main module: it is safe with threads, and scripts need
-    no ``__main__`` guard. It holds an ``EnvList`` of several columns, whose arrays are part of one anonymous shared
+    no ``__main__`` guard. It holds a list of several columns, whose arrays are part of one anonymous shared
     memory; a step sends one byte each way. Memory and workers end with this process, however it ends.
 
     The arrays that ``reset`` and ``step`` return are overwritten by the next call.
@@ -47,7 +48,8 @@ class Subprocess:
         make: makes one environment; it is pickled, and must not use definitions of the main module.
         env_ids: the environments' global numbers.
         workers: maximum number of processes; None: number of cores.
-        options: as for ``EnvList``.
+        listed: the list's class.
+        options: as for ``listed``.
 
     Raises:
         ConfigError: the environments cannot be made or sent to a process, or are not supported.
@@ -57,14 +59,16 @@ class Subprocess:
 
     def __init__(
         self,
-        make: Callable[[], gymnasium.Env[Any, Any]],
+        make: Callable[[], Any],
         env_ids: Sequence[int],
         workers: int | None = None,
         check_bounds: bool = True,
+        listed: type[SeededList] = EnvList,
         **options: Any,
     ) -> None:
         self.num_envs = n = len(env_ids)
-        self.traits = EnvTraits(check_bounds=check_bounds, goals=partial(_goals, make))
+        goals = partial(_goals, make) if listed is EnvList else None
+        self.traits = EnvTraits(check_bounds=check_bounds, goals=goals)
         try:
             pickle.dumps(make)
         except Exception as error:
@@ -76,7 +80,7 @@ class Subprocess:
             for ids in np.array_split(np.arange(n), min(workers or _cores(), n)):
                 self._workers.append(_Worker(range(int(ids[0]), int(ids[-1]) + 1), [env_ids[i] for i in ids], memory))
             for worker in self._workers:
-                worker.send((make, worker.env_ids, options))
+                worker.send((make, worker.env_ids, listed, options))
             specs: list[EnvSpec] = self._answers()
             self.spec = specs[0]
             for worker, spec in zip(self._workers, specs, strict=True):
@@ -89,10 +93,10 @@ class Subprocess:
             raise
         finally:
             os.close(memory)
-        self._action: np.ndarray = self._rows.pop("action")
+        self._action: Tree = self._rows.pop("action")
         if options.get("remake") is None:
             del self._rows["restarted"]
-        self._first = {key: self._rows[key] for key in ("obs", *self.spec.extras)}
+        self._first = first_of(self.spec, self._rows)
 
     def reset(self, seeds: Sequence[int], tasks: Tree = None) -> Batch:
         """Start episode 0 of every column.
@@ -113,25 +117,25 @@ class Subprocess:
         """Return the tasks of every worker's columns."""
         return [None if tasks is None else columns_of(tasks, worker.columns) for worker in self._workers]
 
-    def step(self, action: np.ndarray) -> Batch:
+    def step(self, action: Tree) -> Batch:
         """Step every column; a column whose row is final starts its next episode instead.
 
         Raises:
             RunError: as for ``reset``.
         """
-        self._action[:] = action
+        tree.put(self._action, slice(None), action)
         for worker in self._workers:
             worker.go()
         self._answers()
         return dict(self._rows)
 
     def state(self) -> Tree | None:
-        """Return the state of one ``EnvList`` with all columns, with the same warnings."""
+        """Return the state of one list with all columns, with the same warnings."""
         states = self._tell(self._call("state", [None] * len(self._workers)))
         if any(state is None for state in states):
             return None
         joined = {key: [x for state in states for x in state[key]] for key in states[0] if key != "obs"}
-        return joined | {"obs": tree.map(np.array, self._rows["obs"])}
+        return joined | {"obs": tree.map(np.array, observed(self.spec, self._rows))}
 
     def load(self, state: Tree) -> None:
         """Replay every column's current episode. Warns if an environment does not reproduce it."""

@@ -16,7 +16,9 @@ from typing import Any
 import numpy as np
 
 from rlplug import tree
-from rlplug.envs.env_list import EnvList, rows_of
+from rlplug.envs.env_list import lead_of, rows_of
+from rlplug.envs.seeded import SeededList
+from rlplug.envs.spaces import allocate
 from rlplug.types import Batch, ConfigError, EnvSpec, RunError
 
 STEP, CALL, DONE, FAILED = b"s", b"c", b"d", b"f"
@@ -47,13 +49,13 @@ def work(channel: int, memory: int) -> None:
 
 def _serve(main: socket.socket, memory: int) -> None:
     try:
-        make, env_ids, options = receive(main)
+        make, env_ids, listed, options = receive(main)
     except (EOFError, ConnectionError):
         raise
     except Exception as error:  # definitions of the main module are missing here
         return send(main, FAILED, not_sent(error))
     try:
-        envs = EnvList([make() for _ in env_ids], env_ids=env_ids, **options)
+        envs = listed([make() for _ in env_ids], env_ids=env_ids, **options)
     except (ConfigError, RunError) as error:
         return send(main, FAILED, error)
     except (Exception, SystemExit) as error:
@@ -92,7 +94,7 @@ def not_sent(error: Exception) -> ConfigError:
     )
 
 
-def _answer(envs: EnvList, name: str, argument: Any) -> Any:
+def _answer(envs: SeededList, name: str, argument: Any) -> Any:
     if name in ("reset", "assign"):
         getattr(envs, name)(*argument)
         return None
@@ -110,8 +112,8 @@ def _end_with_main() -> None:
 
 def shared_rows(memory: int, spec: EnvSpec, n: int) -> Batch:
     """Return the rows and actions of ``n`` columns in the shared memory, which is resized to fit."""
-    space = spec.single_agent.action
-    like = rows_of(spec, n) | {"action": np.zeros((n, *(space.shape or ())), space.dtype)}
+    actions = {name: allocate(group.action, *lead_of(group, n)) for name, group in spec.groups.items()}
+    like = rows_of(spec, n) | {"action": actions if spec.nested else next(iter(actions.values()))}
     offset = 0
 
     def place(x: np.ndarray) -> tuple[int, np.ndarray]:

@@ -14,7 +14,7 @@ from rlplug.api import Algorithm, Job, VecEnv
 from rlplug.collection.play import MOST_COLUMNS, OF_EPISODE, Player, share_of
 from rlplug.config import Eval
 from rlplug.context import EnvShard, RunContext
-from rlplug.envs.env_list import tell_once
+from rlplug.envs.seeded import tell_once
 from rlplug.types import Batch, NamedWeights
 
 PlayAll = Callable[[Sequence[Job], NamedWeights | None], Iterable[Batch]]

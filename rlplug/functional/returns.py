@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import torch
 from torch import Tensor
 
-from rlplug.types import Batch, groups_of
+from rlplug.types import Batch, EnvSpec, groups_of
 
 
 def reverse_scan(decay: Tensor, x: Tensor) -> Tensor:
@@ -119,11 +121,30 @@ def n_step(reward: Tensor, terminated: Tensor, valid: Tensor, gamma: float) -> t
     return folded.sum(0), power[last] * ~ended, last
 
 
-def episode_metrics(batch: Batch) -> dict[str, float]:
-    """Return mean and standard deviation of ``return [B]``, mean ``length`` and ``success`` of complete episodes."""
+def episode_metrics(batch: Batch, spec: EnvSpec | None = None) -> dict[str, float]:
+    """Return mean and standard deviation of ``return [B]``, mean ``length`` and ``success`` of complete episodes.
+
+    Given the ``spec`` of an environment with agents, also the mean return of every group and agent.
+    """
     returns, lengths = (np.asarray(batch[key]) for key in ("return", "length"))
-    return {
-        "eval/return_mean": float(returns.mean()),
-        "eval/return_std": float(returns.std()),
-        "eval/length_mean": float(lengths.mean()),
-    } | ({"eval/success_mean": float(np.asarray(batch["success"]).mean())} if "success" in batch else {})
+    return (
+        {
+            "eval/return_mean": float(returns.mean()),
+            "eval/return_std": float(returns.std()),
+            "eval/length_mean": float(lengths.mean()),
+        }
+        | ({"eval/success_mean": float(np.asarray(batch["success"]).mean())} if "success" in batch else {})
+        | {f"eval/return/{name}": mean for name, mean in (_agent_returns(batch, spec) if spec is not None else ())}
+    )
+
+
+def _agent_returns(batch: Batch, spec: EnvSpec) -> Iterator[tuple[str, float]]:
+    """Yield the mean return of every group, if there are several, and of its agents: ``scouts``, ``scouts/north``."""
+    for name, group in spec.groups.items() if spec.has_agents else ():
+        part = batch[name] if spec.nested else batch
+        valid = batch["valid"].view(*batch["valid"].shape, *(1 for _ in part["reward"].shape[2:]))
+        means = torch.where(valid, part["reward"].double(), 0.0).sum(0).mean(0)
+        if spec.nested:
+            yield name, means.mean().item()
+        for agent, mean in zip(group.agents, means.reshape(-1), strict=False):
+            yield f"{name}/{agent}" if spec.nested else agent, mean.item()

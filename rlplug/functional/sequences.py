@@ -73,15 +73,15 @@ def n_step_transitions(batch: Batch, gamma: float) -> Batch:
 
     Args:
         batch: leaves ``[n+1, B, ...]``: ``obs``, ``action``, ``reward``, ``terminated``, ``valid``, optionally
-            ``action_mask``. Row 0 is valid, as in a sample of a replay.
+            ``action_mask``. Row 0 is valid, as in a sample of a replay; of agents, which have ``alive``, it may not be.
         gamma: discount factor.
 
     Returns:
-        ``returns`` and ``discount`` of ``n_step``; ``obs``, ``action`` and ``action_mask`` of row 0; ``next_obs`` and
-        ``next_action_mask`` of the row to bootstrap from. Leaves ``[B, ...]``.
+        ``returns`` and ``discount`` of ``n_step``; ``obs``, ``action`` and ``action_mask`` of row 0, and of agents
+        ``valid``; ``next_obs`` and ``next_action_mask`` of the row to bootstrap from. Leaves ``[B, ...]``.
     """
     keys = [key for key in ("obs", "action_mask") if key in batch]
-    first = tree.take({key: batch[key] for key in (*keys, "action")}, 0)
+    first = tree.take({key: batch[key] for key in (*keys, "action", *["valid"] * ("alive" in batch))}, 0)
     if batch["valid"].shape[0] == 2:
         ret, discount, to = batch["reward"][0], torch.where(batch["terminated"][0], 0.0, gamma), 1
     else:

@@ -12,6 +12,9 @@ PLAYED = (
 )  # offline algorithms are off-policy
 # such short episodes would make other environments bandits; only one of two rows is then a final observation
 BANDIT = ("env=linear_bandit", "env.max_episode_steps=1", "rollout_fragment_length=2")
+AGENTS = ("algo=independent",)
+
+TWO_CARTS = ("env=two_carts", "env.max_episode_steps=20")
 
 LAKES = ("env=frozenlake_tasks", "num_envs=2", "env.max_episode_steps=8")
 RAMP = ("curriculum.start=2", "curriculum.end=5", "curriculum.steps=200")
@@ -35,13 +38,17 @@ def rlplug_components() -> list[Component]:
         Component("algo", "dqn", "rlplug.plugins.algo.dqn:DQN"),
         Component("algo", "es", "rlplug.plugins.algo.es:ES"),
         Component("algo", "impala", "rlplug.plugins.algo.impala:IMPALA"),
+        Component("algo", "independent", "rlplug.plugins.algo.independent:Independent", TWO_CARTS),
         Component("algo", "iql", "rlplug.plugins.algo.iql:IQL", PLAYED),
+        Component("algo", "league", "rlplug.plugins.algo.league:League", ("env=tictactoe",)),
         Component("algo", "lingreedy", "rlplug.plugins.algo.linear_bandit:LinGreedy", BANDIT),
         Component("algo", "lints", "rlplug.plugins.algo.linear_bandit:LinTS", BANDIT),
         Component("algo", "linucb", "rlplug.plugins.algo.linear_bandit:LinUCB", BANDIT),
+        Component("algo", "mappo", "rlplug.plugins.algo.mappo:MAPPO", TWO_CARTS),
         Component("algo", "marwil", "rlplug.plugins.algo.marwil:MARWIL", PLAYED),
         Component("algo", "ppo", "rlplug.plugins.algo.ppo:PPO"),
         Component("algo", "sac", "rlplug.plugins.algo.sac:SAC"),
+        Component("algo", "shared", "rlplug.plugins.algo.shared:Shared", TWO_CARTS),
         Component("algo", "td3", "rlplug.plugins.algo.ddpg:DDPG"),
         Component("algo", "td3_bc", "rlplug.plugins.algo.ddpg:DDPG", PLAYED),
         Component("buffer", "circular", "rlplug.plugins.buffer.circular:Circular"),
@@ -55,13 +62,25 @@ def rlplug_components() -> list[Component]:
         Component("curriculum", "linear", "rlplug.plugins.curriculum.stages:Linear", LAKES + RAMP),
         Component("curriculum", "threshold", "rlplug.plugins.curriculum.stages:Threshold", LAKES + STAGES),
         Component("env", "cartpole_torch", "rlplug.plugins.env.classic_torch:CartPole"),
+        Component("env", "chase", "rlplug.plugins.env.teams:Chase", AGENTS),
+        Component("env", "climbing", "rlplug.plugins.env.games:Climbing", AGENTS),
+        Component("env", "connect_four", "rlplug.plugins.env.games:ConnectFour", AGENTS),
         Component("env", "dm_control", "rlplug.plugins.env.dm_control:DMControl"),
         Component("env", "gymnasium", "rlplug.plugins.env.gymnasium:Gymnasium"),
+        Component("env", "kuhn", "rlplug.plugins.env.games:Kuhn", AGENTS),
         Component("env", "linear_bandit", "rlplug.plugins.env.bandit:LinearBandit"),
         Component("env", "logged_bandit", "rlplug.plugins.env.bandit:LoggedBandit"),
         Component("env", "minigrid", "rlplug.plugins.env.minigrid:MiniGrid"),
-        Component("env", "recorded", "rlplug.plugins.env.recorded:Recorded"),
+        Component("env", "multi", "rlplug.plugins.env.agents:Multi", AGENTS),
+        Component("env", "penalty", "rlplug.plugins.env.games:Penalty", AGENTS),
         Component("env", "pendulum_torch", "rlplug.plugins.env.classic_torch:Pendulum"),
+        Component("env", "pettingzoo", "rlplug.plugins.env.agents:PettingZoo", AGENTS),
+        Component("env", "recorded", "rlplug.plugins.env.recorded:Recorded"),
+        Component("env", "rock_paper_scissors", "rlplug.plugins.env.games:RockPaperScissors", AGENTS),
+        Component("env", "spread_torch", "rlplug.plugins.env.teams:Spread", AGENTS),
+        Component("env", "tictactoe", "rlplug.plugins.env.games:TicTacToe", AGENTS),
+        Component("env", "two_carts", "rlplug.plugins.env.teams:TwoCarts", AGENTS),
+        Component("env", "two_step", "rlplug.plugins.env.games:TwoStep", AGENTS),
         Component("exploration", "boltzmann", "rlplug.plugins.exploration.discrete:Boltzmann"),
         Component("exploration", "epsilon_greedy", "rlplug.plugins.exploration.discrete:EpsilonGreedy"),
         Component("exploration", "gaussian", "rlplug.plugins.exploration.noise:Gaussian"),

@@ -11,6 +11,7 @@ import pluggy
 
 if TYPE_CHECKING:
     from rlplug.api import Job, Losses, Run, Segment
+    from rlplug.types import Batch
 
 Kind = Literal["algo", "model", "buffer", "exploration", "env", "loop", "hardware", "logger", "curriculum"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -76,7 +77,7 @@ class Events:
         """Handle a collected, counted and stored segment."""
 
     @hookspec
-    def rlplug_played(self, run: Run, job: Job, batch: dict[str, Any]) -> None:
+    def rlplug_played(self, run: Run, job: Job, batch: Batch) -> None:
         """Handle the episodes of a job that this rank played and counted; ``batch`` is as ``Run.play`` returns it."""
 
     @hookspec

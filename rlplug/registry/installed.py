@@ -11,7 +11,7 @@ from typing import Any
 from rlplug.registry import discovery
 from rlplug.types import CheckpointError, ConfigError
 
-LIBRARIES = ("rlplug", "torch", "lightning-fabric", "gymnasium", "numpy", "hydra-core", "omegaconf")
+LIBRARIES = ("rlplug", "torch", "lightning", "gymnasium", "numpy", "hydra-core", "omegaconf")
 
 
 def versions() -> dict[str, str]:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv
 import json
-import math
 import shutil
 from collections.abc import Callable, Mapping
 from importlib.util import find_spec
@@ -15,13 +13,15 @@ import yaml
 
 from rlplug.checkpointing import atomic
 from rlplug.checkpointing.format import FOLDER, MANIFEST, Checkpoint, find, steps_of
+from rlplug.results import curves, plot
+from rlplug.results.record import EVALUATION, TRAINING, read
 from rlplug.types import CheckpointError, ConfigError, RunError
 
 CURVE, CARD, HUB = "curve.png", "README.md", "hf://"
 COPIED = ("config.yaml", "manifest.json", "summary.json", "metrics.csv")
 WEIGHTS = ("weights.pt", MANIFEST)
 """files of a checkpoint that inference reads"""
-METRICS = ("eval/return_mean", "episode/return")
+METRICS = (EVALUATION, TRAINING)
 """the curve shows the first that the run has"""
 
 
@@ -91,7 +91,7 @@ def card(
     weights = f"{FOLDER}/step_{steps_of(checkpoint):012}"
     rows = {"Environment steps": f"{checkpoint['env_steps']:,}", "Updates": f"{checkpoint['updates']:,}"}
     evaluated = {key: x for key, x in summary.items() if key.startswith("eval/") and isinstance(x, int | float)}
-    rows |= {f"`{key}`": f"{x:,.2f}" for key, x in evaluated.items()}
+    rows |= {f"`{key}`": f"{x:,}" if isinstance(x, int) else f"{x:,.2f}" for key, x in evaluated.items()}
     lines = [
         f"---\n{yaml.safe_dump(metadata, sort_keys=False)}---\n",
         f"# {algo} on {env}\n",
@@ -140,31 +140,19 @@ def _fill(folder: Path, run: Path, checkpoint: Checkpoint) -> None:
             exports[f"exports/{export.parent.name}"] = about
     summary = json.loads((run / "summary.json").read_text(encoding="utf-8")) if (run / "summary.json").exists() else {}
     text = card(checkpoint.manifest["config"], summary, checkpoint.manifest, exports)
-    picture = f"![The return over the run]({CURVE})\n\n" if _draw(run / "metrics.csv", folder / CURVE) else ""
+    picture = f"![The return over the run]({CURVE})\n\n" if _draw(run, folder / CURVE) else ""
     atomic.write(folder / CARD, text.replace("<!-- curve -->\n", picture).encode())
 
 
-def _draw(metrics: Path, path: Path) -> bool:
+def _draw(run: Path, path: Path) -> bool:
     """Draw the curve of a run, if it has one and matplotlib is installed, and return whether."""
-    if find_spec("matplotlib") is None or not metrics.exists():
+    record = read(run)
+    found = [metric for metric in METRICS if metric in record.metrics and record.metrics[metric].shape[1] > 1]
+    if find_spec("matplotlib") is None or not found:
         return False
-    with metrics.open(encoding="utf-8", newline="") as file:
-        rows = list(csv.DictReader(file))
-    for metric in METRICS:
-        points = [(float(row["step"]), float(row[metric])) for row in rows if row.get(metric)]
-        points = [point for point in points if all(map(math.isfinite, point))]
-        if len(points) > 1:
-            break
-    else:
-        return False
-    from matplotlib.figure import Figure  # here, because it takes a second to import
-
-    figure = Figure(figsize=(6, 3.5), layout="constrained")
-    axes = figure.add_subplot()
-    axes.plot(*zip(*points, strict=True), linewidth=1.5)
-    axes.set(xlabel="steps", ylabel=metric)
-    axes.grid(alpha=0.3)
-    figure.savefig(path, dpi=150)
+    drawn = curves.curve(record.algo, [record], found[0], 1, lambda line: None)
+    labels = curves.axis([record]), curves.values_axis(found[:1])
+    plot.save(plot.draw([drawn], *labels, title=record.env), [path])
     return True
 
 

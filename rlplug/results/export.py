@@ -29,7 +29,7 @@ from rlplug.context import EnvShard, RunContext
 from rlplug.envs.spec_json import mismatch
 from rlplug.registry.installed import check_installed
 from rlplug.results import export_replay
-from rlplug.results.export_policy import Policy
+from rlplug.results.export_policy import NEXT, Policy
 from rlplug.results.export_record import Record, record
 from rlplug.results.onnx import require_onnx, write_onnx
 from rlplug.results.page import environment, page
@@ -84,14 +84,16 @@ def export(
     checkpoint = find(Path(path), ("weights",), tell)
     folder = _folder(checkpoint, format, to)
     agent = load(checkpoint.path)
+    if agent.spec.has_agents:
+        raise ConfigError("env", "has several agents, but a file holds the policy of one; use rlplug.load(run)")
     make = _environments(checkpoint, agent.ctx, overrides)
     policy = Policy(agent.algorithm, agent.ctx, agent.normalize)
+    program = exported(policy)
     about, loaded = _about(checkpoint, policy, format), None
     if format == "html":
         limit = agent.spec.max_episode_steps
         about["page"] = environment(about["env"], [x.name for x in policy.inputs], limit)
         loaded = load_runtime(runtime)
-    program = exported(policy)
     played = record(policy, agent.ctx, make, steps)
     with atomic.renamed(folder) as partial:
         partial.mkdir(parents=True)
@@ -108,8 +110,16 @@ def export(
 
 
 def exported(policy: Policy) -> ExportedProgram:
-    """Return ``traced`` with only the weights that it reads, not those of critics, and without paths of code."""
-    program = traced(policy, _pruned(traced(policy).module()))
+    """Return ``traced`` with only what acting reads, and without paths of code.
+
+    Weights and recurrent states of critics are left out: ``policy`` gets fewer inputs and outputs.
+    """
+    with warnings.catch_warnings(action="ignore"):  # of torch about itself
+        program = _functional(policy)
+        if unread := _unread(policy, program):
+            policy.leave_out(unread)
+            program = _functional(policy)
+        program = traced(policy, _pruned(program.module()))
     for module in program.graph_module.modules():
         for node in module.graph.nodes if isinstance(module, GraphModule) else ():
             node.meta.pop("stack_trace", None)
@@ -125,10 +135,12 @@ def traced(policy: Policy, module: nn.Module | None = None) -> ExportedProgram:
     example = policy.example(2)
     shapes = ({name: {0: Dim("batch")} for name in example},)
     try:
-        with torch.no_grad(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with torch.no_grad(), warnings.catch_warnings(action="ignore"):
             return torch.export.export(module or policy, (example,), dynamic_shapes=shapes)
     except Exception as error:
+        if policy.plans:
+            said = "the policy plans through the environment's simulator, and its code cannot be exported"
+            raise ConfigError("algo", f"{said}: {reason_of(error)}; act in Python with rlplug.load(run).act") from None
         raise ConfigError("", f"the policy cannot be exported: {reason_of(error)}") from None
 
 
@@ -141,7 +153,8 @@ def write(program: ExportedProgram, policy: Policy, path: Path) -> None:
     if path.suffix == ".onnx":
         write_onnx(program, [x.name for x in policy.inputs], [x.name for x in policy.outputs], path)
     else:
-        torch.export.save(program, path)
+        with warnings.catch_warnings(action="ignore"):
+            torch.export.save(program, path)
     atomic.flush(path)
 
 
@@ -228,10 +241,35 @@ def _about(checkpoint: Checkpoint, policy: Policy, format: str) -> dict[str, Any
     }
 
 
+def _functional(policy: Policy) -> ExportedProgram:
+    """Return ``traced`` without operations in place: what no result depends on does nothing."""
+    return traced(policy).run_decompositions({})
+
+
+def _unread(policy: Policy, program: ExportedProgram) -> set[str]:
+    """Return the inputs of earlier steps that actions and scores do not depend on, now or later."""
+    names = dict(zip(program.graph_signature.user_inputs, (x.name for x in policy.inputs), strict=True))
+    reads: dict[Any, set[str]] = {}
+    for node in program.graph.nodes:
+        reads[node] = set[str]().union(*(reads[x] for x in node.all_input_nodes)) | ({names.get(node.name, "")} - {""})
+    of = {node.name: read for node, read in reads.items()}
+    results = zip((x.name for x in policy.outputs), program.graph_signature.user_outputs, strict=True)
+    by_output = {name: of[str(node)] for name, node in results}
+    read, found = set[str](), by_output["action"] | by_output.get("scores", set())
+    while found - read:
+        read |= found
+        found = set[str]().union(*(by_output.get(f"{NEXT}{name}", set()) for name in read))
+    before = {x.name for x in policy.inputs if x.name.startswith("carry.") or x.name in ("is_first", "reward")}
+    return before - read
+
+
 def _pruned(module: Any) -> Any:
-    """Remove the weights that a graph does not read, such as those of critics."""
-    for node in list(module.graph.nodes):
-        if node.op == "get_attr" and not node.users:
+    """Remove what the results do not depend on, such as critics, and its weights."""
+    used = set[Any]()
+    for node in reversed(module.graph.nodes):
+        if node.op in ("placeholder", "output") or node in used:
+            used.update(node.all_input_nodes)
+        else:
             module.graph.erase_node(node)
     module.recompile()
     read = {node.target for node in module.graph.nodes if node.op == "get_attr"}

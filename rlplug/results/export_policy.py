@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,7 +12,8 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Space, Tuple, f
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from rlplug.api import Algorithm, Context
+from rlplug.api import Algorithm
+from rlplug.context import RunContext
 from rlplug.envs.spaces import in_words
 from rlplug.types import Batch
 
@@ -46,15 +47,16 @@ class Policy(nn.Module):
     Inputs and outputs are dicts of tensors ``[batch, ...]`` by name: ``inputs`` and ``outputs`` describe them. A
     nested observation or carry has one name per leaf, such as ``obs.image`` or ``carry.policy.h``. The output
     ``next_carry.policy.h`` is the input ``carry.policy.h`` of the next step. ``scores`` are the numbers by which a
-    discrete action was chosen, such as logits or Q-values.
+    discrete action was chosen, such as logits or Q-values. ``plans``: the algorithm has a simulator.
 
     Args:
         normalize: module that normalizes observations.
     """
 
-    def __init__(self, algorithm: Algorithm, ctx: Context, normalize: nn.Module) -> None:
+    def __init__(self, algorithm: Algorithm, ctx: RunContext, normalize: nn.Module) -> None:
         super().__init__()
         self.algorithm, self.normalize = algorithm, normalize
+        self.plans = any(slot == "simulator" for slot, _ in ctx.built)
         spec = ctx.spec
         inside = spec.single_agent
         (native,) = (spec.native_spaces or spec.groups).values()
@@ -88,11 +90,18 @@ class Policy(nn.Module):
             "action", native.action.shape or (), str(native.action.dtype), f"{ACTION}: {in_words(native.action)}"
         )
         self.outputs = [act, *(replace(x, name=f"{NEXT}{x.name}") for x in memory)]
+        self._unread: list[Field] = []
         with torch.no_grad():
             found = self(self.example(2))
         if "scores" in found:
             shape = tuple(found["scores"].shape[1:])
             self.outputs.append(Field("scores", shape, _name(found["scores"].dtype), SCORES))
+
+    def leave_out(self, unread: Collection[str]) -> None:
+        """Leave out inputs that acting does not read, such as the recurrent state of a critic."""
+        self._unread += [x for x in self.inputs if x.name in unread]
+        self.inputs = [x for x in self.inputs if x.name not in unread]
+        self.outputs = [x for x in self.outputs if x.name.removeprefix(NEXT) not in unread]
 
     def example(self, batch: int) -> dict[str, Tensor]:
         """Return valid inputs: the lowest observations, no mask, and episodes that begin."""
@@ -107,6 +116,8 @@ class Policy(nn.Module):
             name: x - torch.as_tensor(self.starts[name]) if name in self.starts else x for name, x in inputs.items()
         }
         some = next(iter(seen.values()))
+        zeros = {x.name: some.new_zeros(some.shape[0], *x.shape, dtype=getattr(torch, x.dtype)) for x in self._unread}
+        seen |= zeros
         first = seen["is_first"] if self.stateful else some.new_zeros(some.shape[0], dtype=torch.bool)
         step: Batch = {"obs": self.normalize(_nested(self.observation, seen, "obs")), "is_first": first}
         if "action_mask" in seen:
@@ -124,7 +135,7 @@ class Policy(nn.Module):
             outputs[f"{NEXT}carry.prev_action"] = out["action"]
         if scores.found is not None:
             outputs["scores"] = scores.found
-        return outputs
+        return {name: x for name, x in outputs.items() if name.removeprefix(NEXT) not in zeros}
 
 
 ACTION = "action as the environment takes it, in its units"

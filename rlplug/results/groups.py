@@ -61,8 +61,8 @@ def repeated(groups: Sequence[Group]) -> list[str]:
     lines: list[str] = []
     for group in groups:
         seeds = [run.config.get("seed") for run in group.runs]
-        if twice := next((seed for seed in seeds if seeds.count(seed) > 1), None):
-            lines.append(f"{group.label}: {seeds.count(twice)} runs have seed {twice}, and each of them counts")
+        if twice := [seed for seed in seeds if seeds.count(seed) > 1]:
+            lines.append(f"{group.label}: {seeds.count(twice[0])} runs have seed {twice[0]}, and each of them counts")
     return lines
 
 

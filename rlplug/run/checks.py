@@ -140,8 +140,8 @@ def _exploration(run: ResolvedRun) -> Refusals:
                f"changes actions, which {algo} cannot learn from; leave it out")
         yield (cls.intrinsic_reward is not Exploration.intrinsic_reward and why, at,
                f"rewards rows that the learner samples, but {algo} {why}; leave it out")
-        yield (run.spec.has_agents and not cls.knows_agents, at,
-               "supports only one agent, but the environment has several; leave it out")
+        yield (run.spec.has_agents and cls.perturb_weights is not Exploration.perturb_weights and not cls.knows_agents,
+               at, "changes the weights of one agent, but the environment has several; leave it out")
         yield ("priority" in needs.keys and cls.perturb_weights is not Exploration.perturb_weights, at,
                f"changes the weights by which {algo}'s actors compute initial priorities; leave it out")
         yield (key in perturb[1:] and cls.overrides_action, "exploration",

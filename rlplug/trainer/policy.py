@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from rlplug import tree
+from rlplug.agents import exploration_of
 from rlplug.api import Algorithm, Curriculum, Exploration, VecEnv
 from rlplug.collection.finishing import Transform, transforms
 from rlplug.collection.play import Player
@@ -36,7 +37,7 @@ class BehaviorPolicy:
         self.config, self.ctx = config, ctx
         self.algorithm: Algorithm = config.algo.build(ctx).to(ctx.device)
         self.exploration: dict[str, Exploration] = {
-            name: chosen.build(ctx).to(ctx.device)
+            name: exploration_of(chosen, ctx).to(ctx.device)
             for name, chosen in config.exploration.items()
             if not acts_only or changes_actions(chosen.cls)
         }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from rlplug.cli import main
 def printed(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> Any:
     assert main(arguments) == code
     out, err = capsys.readouterr()
-    assert "rlplug:" not in err
+    assert code == 0 or "rlplug:" not in err
     return json.loads(out)
 
 
@@ -71,6 +72,42 @@ def test_several_refusals(capsys: pytest.CaptureFixture[str]):
     found = printed(capsys, "check", "algo.gamma=2", "num_envs=0", "--json", code=2)
     assert {error["key"] for error in found["errors"]} == {"algo.gamma", "num_envs"}
     assert found["error"] == found["errors"][0]
+
+
+RUN = ("algo=a2c", "env=cartpole", "tuned=none", "hardware=cpu", "total_steps=64", "num_envs=2", "eval.episodes=1")
+
+
+def test_runs(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    found = printed(capsys, *RUN, "logger=[csv]", "hydra.run.dir=runs/a", "--json")
+    assert found["folder"] == str(tmp_path / "runs/a")
+    assert {"folder": found["folder"], **json.loads(Path("runs/a/summary.json").read_text())} == found
+    for verb in ("resume", "watch"):
+        assert printed(capsys, verb, "runs/a", "--json") == found | {"folder": "runs/a"}
+    fork = printed(capsys, "fork", "runs/a", "total_steps=128", "--to=runs/b", "--json")
+    assert (fork["folder"], fork["env_steps"] > 64) == ("runs/b", True)
+    assert printed(capsys, "plot", "runs", "--metric=episode/return", "--json")["files"] == ["curves.png", "curves.svg"]
+    assert printed(capsys, "report", "runs/a", "--json") == {"files": ["report.html"]}
+    error = printed(capsys, *RUN, "hydra.run.dir=runs/a", "--json", code=2)["error"]
+    assert (error["key"], error["suggestion"]) == ("hydra.run.dir", "choose another folder, or resume it")
+    assert printed(capsys, "--cfg=job", "--json", code=2)["error"]["reason"].startswith("--json prints the result of")
+
+
+def test_a_sweep(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    words = ("-m", *RUN, "algo.gamma=0.9,2", "logger.only=[]", "hydra.sweep.dir=runs/s", "--json")
+    assert printed(capsys, *words, code=2)["error"]["key"] == "algo.gamma"
+    found = printed(capsys, *(word.replace(",2", "") for word in words))
+    assert found["folder"] == "runs/s"
+    ((score, status),) = ((job["score"], job["status"]) for job in found["jobs"])
+    assert status == "finished"
+    assert score > 0
+
+
+def test_a_new_package(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    found = printed(capsys, "new", "algo", "mine", "--json")
+    assert all((tmp_path / found["folder"] / file).is_file() for file in found["files"])
 
 
 def test_a_refusal_without_a_suggestion(capsys: pytest.CaptureFixture[str]):

@@ -1,4 +1,5 @@
 import dataclasses
+import gc
 import json
 import os
 import subprocess
@@ -25,6 +26,7 @@ def summaries() -> dict[str, float]:
 
 def test_train_leaves_one_run_folder_and_returns_the_score():
     assert main(SHORT) == 0
+    assert gc.isenabled()  # off only while modules load
     (folder,) = summaries()
     assert Path(folder).parent == Path("runs/ppo-cartpole")
     assert folder.endswith("-s0")
@@ -74,9 +76,10 @@ def test_modules_of_the_current_folder_are_found(how: str, hardware: str, tmp_pa
     words = [*SHORT, "env=gymnasium", "env.id=mine_env:Mine-v0"]
     done = subprocess.run([sys.executable, *begin, *words, f"hardware={hardware}"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    safe = subprocess.run([sys.executable, "-P", *begin, "check", *words], capture_output=True, text=True)
-    assert safe.returncode == 2
-    assert "mine_env" in safe.stderr
+    if how == "script":  # of a module, Python sees to it
+        safe = subprocess.run([sys.executable, "-P", *begin, "check", *words], capture_output=True, text=True)
+        assert safe.returncode == 2
+        assert "mine_env" in safe.stderr
 
 
 def test_the_newest_run_is_named(capsys: pytest.CaptureFixture[str]):

@@ -148,7 +148,7 @@ def test_seeds_must_fit():
 
 
 def test_an_episode_too_long_to_be_replayed_has_no_state(monkeypatch, recwarn):
-    monkeypatch.setattr("rlplug.envs.env_list.LONGEST", 10)
+    monkeypatch.setattr("rlplug.envs.seeded.LONGEST", 10)
     env = EnvList([gymnasium.make("Pendulum-v1", max_episode_steps=13) for _ in range(2)])
     env.reset([0, 1])
     there = []

@@ -9,7 +9,7 @@ from gymnasium.spaces import Box, Discrete
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.wrappers import TimeLimit
 
-from rlplug.envs import EnvList, NativeVector, env_list
+from rlplug.envs import EnvList, NativeVector, env_list, seeded
 from rlplug.envs.checking import MisfitError
 from rlplug.types import ConfigError, RunError
 from tests.envs.making import gym
@@ -176,7 +176,7 @@ def test_a_number_is_one():
 
 @pytest.mark.parametrize("kind", ["list", "native", "subprocess"])
 def test_a_close_that_raises_is_told_and_keeps_nobody(kind, capfd):
-    env_list.tell_once.cache_clear()
+    seeded.tell_once.cache_clear()
     broken, workers = {"close": "no"}, {"vectorization": "subprocess", "workers": 1}
     envs = {
         "list": lambda: EnvList([Rude(**broken) for _ in range(2)]),
@@ -207,7 +207,7 @@ class Weary(Rude):
 
 
 def test_an_environment_that_fails_again_and_again_ends_the_run(monkeypatch, capsys):
-    monkeypatch.setattr(env_list, "MOST_RETRIES", 5)
+    monkeypatch.setattr(seeded, "MOST_RETRIES", 5)
     envs = EnvList([Weary(), Rude()], remake=Weary)
     envs.reset([1, 2])
     for _ in range(11):  # one that is made, one that fails, and again

@@ -224,6 +224,29 @@ TD3_BC = without(TD3, "buffer", "exploration") | words(
     algo=td3_bc buffer=replay buffer.capacity=1000 preprocess.normalize_obs=true algo.bc_alpha=2.5
     """
 )
+CHILD = {key.replace("algo.", "algo.algo.", 1): value for key, value in PPO.items() if key != "algo"}
+CARTS = words("env=two_carts env.agents=2 env.max_episode_steps=30")
+INDEPENDENT = CHILD | CARTS | words("algo=independent algo.algo.name=ppo algo.one_per=agent")
+SHARED = CHILD | CARTS | words("algo=shared algo.algo.name=ppo algo.agent_ids=true")
+LEAGUE = CHILD | words(
+    """
+    algo=league env=tictactoe algo.algo.name=ppo algo.opponents=pfsp algo.pfsp_power=2.0 algo.self_play=0.35 algo.size=3
+    algo.every=4 algo.decay=0.9 algo.elo_k=4.0
+    """
+)
+MAPPO = (
+    ON_POLICY
+    | CARTS
+    | words(
+        """
+    algo=mappo rollout_fragment_length=32 algo.critic_sees=observations algo.agent_ids=true algo.gamma=0.99
+    algo.lambda_=0.95 algo.lr=0.0007 algo.critic_lr=0.001 algo.adam_epsilon=1e-05 algo.sgd_minibatch_size=128
+    algo.num_sgd_iter=2 algo.clip_param=0.2 algo.vf_clip_param=0.2 algo.huber_threshold=10.0
+    algo.normalize_value=0.99999 algo.entropy_coeff=0.01 algo.normalize_advantage=true algo.grad_clip=10.0
+    algo.grad_clip_by=global_norm algo.initial_log_std=0.0
+    """
+    )
+)
 
 CASES = {
     "ppo_cartpole": PPO | words("env=cartpole"),
@@ -262,6 +285,10 @@ CASES = {
     "lingreedy_linear_bandit": BANDIT
     | words("algo=lingreedy exploration=[epsilon_greedy] exploration.epsilon_greedy.epsilon=0.2")
     | words("exploration.epsilon_greedy.ape_x_alpha=null"),
+    "independent_two_carts": INDEPENDENT,
+    "shared_two_carts": SHARED,
+    "mappo_two_carts": MAPPO,
+    "league_tictactoe": LEAGUE,
     "reinforce_cartpole": REINFORCE,
     "dqn_bitflip_her": DQN | words("env=bitflip env.size=4 buffer=her buffer.strategy=future buffer.k=4 algo.n_step=2"),
 }
@@ -270,6 +297,6 @@ CASES = {
 def overrides(case: str) -> list[str]:
     """The case as words of a command line."""
     settings = {**ALWAYS, **({} if "model" in CASES[case] else MODEL), **CASES[case]}
-    if CASES[case]["env"] in ("linear_bandit", "bitflip"):  # vectors by themselves
+    if CASES[case]["env"] in ("linear_bandit", "bitflip", "tictactoe", "two_carts"):  # vectors by themselves
         del settings["env.vectorization"]
     return [f"{key}={value}" for key, value in settings.items()]

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import re
 
-import pytest
-
-nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
-pytest.importorskip("ipykernel")
+import nbclient
+import nbformat
 
 RUN = """
 import rlplug

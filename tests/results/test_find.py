@@ -220,7 +220,8 @@ def test_long_values_are_cut_in_labels(make: Make):
     assert labels == ["a2c lr=[[0, 0.1], [10000000000…", "a2c lr=[[0, 0.1], [10000000000… #2"]
 
 
-def test_runs_of_one_seed_are_told(make: Make):
+@pytest.mark.parametrize("seed", [0, 3])
+def test_runs_of_one_seed_are_named(make: Make, seed: int):
     for name in ("runs/r0", "runs/r1"):
-        make(name, {"a": [1]}, seed=3)
-    assert repeated(grouped(find([], [], pytest.fail))) == ["a2c: 2 runs have seed 3, and each of them counts"]
+        make(name, {"a": [1]}, seed=seed)
+    assert repeated(grouped(find([], [], pytest.fail))) == [f"a2c: 2 runs have seed {seed}, and each of them counts"]

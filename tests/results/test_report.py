@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import shutil
@@ -18,6 +19,7 @@ from rlplug.results import details
 from rlplug.results.listing import number
 from rlplug.results.record import read
 from tests.results.conftest import Make
+from tests.tools.browser import CHROMIUM, browser
 
 Capture = pytest.CaptureFixture[str]
 FETCHING = {"src", "href", "srcset", "poster", "action", "data", "background", "xlink:href"}
@@ -221,3 +223,47 @@ def test_odd_manifests_are_no_crash(key: str, value: Any, make: Make):
     (folder / "manifest.json").write_text(json.dumps(manifest))
     assert main(["report", "runs"]) == 0
     assert main(["diff", "runs/r0", "runs/r0"]) == 0
+
+
+WIDTHS, SCHEMES = (360, 800, 1400), ("light", "dark")
+SHOWN = """(() => {
+  const chart = document.querySelector("svg[role=img]"), box = chart && chart.getBoundingClientRect();
+  const paper = getComputedStyle(document.body).backgroundColor, over = document.documentElement.scrollWidth;
+  return chart && chart.querySelector("path") && box.width === chart.parentElement.clientWidth
+    ? {x: box.x, y: box.y, width: box.width, height: box.height, paper, over} : null;
+})()"""
+TIP = "(() => { const tip = document.querySelector('.tip'); return tip.hidden ? null : tip.innerText; })()"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="needs a browser")
+def test_a_browser_shows_the_page_offline_at_any_width(here: Path):
+    """The mouse shows the values at a step; nothing is wider than the window, and nothing is wrong on the console."""
+    data = report("runs/sweep").data
+    series = data["metrics"]["eval/return_mean"]["series"]
+
+    async def shown() -> None:
+        papers = set()
+        async with browser(here / "profile") as tab:
+            for width, scheme in ((width, scheme) for width in WIDTHS for scheme in SCHEMES):
+                await tab.resize(width, scheme)
+                await tab.open(here / "report.html")
+                chart = await tab.value(SHOWN)
+                await tab.point(chart["x"] + chart["width"] / 2, chart["y"] + chart["height"] / 2)
+                head, *values = (await tab.value(TIP)).splitlines()
+                step = float(head.removeprefix("environment steps: ").replace(",", ""))
+                for group, line, one in zip(data["groups"], values, series, strict=True):
+                    nearest = min(range(len(one["x"])), key=lambda i: abs(one["x"][i] - step))
+                    name, mean, low, high = re.fullmatch(r"(.+): (.+) \[(.+), (.+)\]", line.strip()).groups()
+                    assert name == group
+                    found = [float(x.replace(",", "")) for x in (mean, low, high)]
+                    assert found == pytest.approx([one[key][nearest] for key in ("mean", "low", "high")], rel=1e-3)
+                await tab.screenshot(here / f"{width}-{scheme}.png")
+                await tab.point(1, 1)
+                assert await tab.value("document.querySelector('.tip').hidden || null")
+                assert chart["over"] <= width
+                papers.add((scheme, chart["paper"]))
+                assert tab.said == []
+        assert len(papers) == len({paper for _, paper in papers}) == 2
+
+    asyncio.run(shown())

@@ -18,7 +18,7 @@ RUN = (
 
 
 @pytest.mark.parametrize("hardware", ["cpu", pytest.param("2cpu", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("lines", [0, 1])
+@pytest.mark.parametrize("lines", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_run_outlives_its_reader(tmp_path: Path, hardware: str, lines: int):
     """``2>&1 | head -n 1``, and a reader that is gone before the first line."""
     run = tmp_path / "run"

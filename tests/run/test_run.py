@@ -339,7 +339,7 @@ def test_a_run_whose_environments_cannot_be_saved_says_so_and_goes_on(tmp_path):
     assert all(float(row["episode/return"]) == float(row["episode/length"]) for row in logged)
 
 
-HEAVY = ("lightning_fabric", "matplotlib", "pandas", "ray", "scipy", "sympy", "torch._dynamo", "torchmetrics", "wandb")
+HEAVY = ("lightning", "matplotlib", "pandas", "ray", "scipy", "sympy", "torch._dynamo", "torchmetrics", "wandb")
 PROGRAM = """
 import json, sys
 from pathlib import Path

@@ -13,10 +13,27 @@ from rlplug.api import Context
 from rlplug.envs.on_device import OnDevice
 from rlplug.settings import PositiveInt, option, settings
 
+GRAVITY, MASS_POLE, HALF_LENGTH, FORCE, DT = 9.8, 0.1, 0.5, 10.0, 0.02  # of CartPole
+MASS = 1.0 + MASS_POLE
+MOST_X, MOST_ANGLE = 2.4, 12 * 2 * math.pi / 360
+
 
 @settings
 class Config:
     max_episode_steps: PositiveInt = option("Truncate episodes after this many steps.")
+
+
+def pushed(state: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the states ``[4, ...]`` of CartPole after ``action [...]``, and whether the pole has fallen, ``[...]``."""
+    _, velocity, angle, spin = state
+    sin, cos, pole = angle.sin(), angle.cos(), MASS_POLE * HALF_LENGTH
+    push = (action * (2 * FORCE) - FORCE + pole * spin.square() * sin) / MASS
+    inertia = HALF_LENGTH * (4.0 / 3.0 - MASS_POLE * cos.square() / MASS)
+    spin_rate = (GRAVITY * sin - cos * push) / inertia
+    rates = torch.stack([velocity, push - pole * spin_rate * cos / MASS, spin, spin_rate])
+    state = state + DT * rates
+    x, _, angle, _ = state
+    return state, (x.abs() > MOST_X) | (angle.abs() > MOST_ANGLE)
 
 
 class CartPole(OnDevice):
@@ -26,28 +43,18 @@ class CartPole(OnDevice):
     """
 
     Config, traceable = Config, True
-    GRAVITY, MASS_POLE, HALF_LENGTH, FORCE, DT = 9.8, 0.1, 0.5, 10.0, 0.02
-    MASS = 1.0 + MASS_POLE
-    MOST_X, MOST_ANGLE = 2.4, 12 * 2 * math.pi / 360
 
     def __init__(self, cfg: Config, ctx: Context) -> None:
-        high = np.array([2 * self.MOST_X, np.inf, 2 * self.MOST_ANGLE, np.inf], np.float32)
+        high = np.array([2 * MOST_X, np.inf, 2 * MOST_ANGLE, np.inf], np.float32)
         super().__init__(ctx, Box(-high, high), Discrete(2), 4, cfg.max_episode_steps)
 
     def initial(self, noise: Tensor) -> Tensor:
         return noise * 0.1 - 0.05
 
     def move(self, state: Tensor, action: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        _, velocity, angle, spin = state
-        sin, cos, pole = angle.sin(), angle.cos(), self.MASS_POLE * self.HALF_LENGTH
-        push = (action * (2 * self.FORCE) - self.FORCE + pole * spin.square() * sin) / self.MASS
-        inertia = self.HALF_LENGTH * (4.0 / 3.0 - self.MASS_POLE * cos.square() / self.MASS)
-        spin_rate = (self.GRAVITY * sin - cos * push) / inertia
-        rates = torch.stack([velocity, push - pole * spin_rate * cos / self.MASS, spin, spin_rate])
-        state = state + self.DT * rates
-        x, _, angle, _ = state
-        fallen = (x.abs() > self.MOST_X) | (angle.abs() > self.MOST_ANGLE)
-        return state, torch.ones_like(velocity), fallen
+        state, fallen = pushed(state, action)
+        x, *_ = state
+        return state, torch.ones_like(x), fallen
 
     def observe(self, state: Tensor) -> Tensor:
         return state.T

@@ -1,4 +1,4 @@
-"""Environments with agents: the two-step game of QMIX, two carts, and scouts that a base signals to."""
+"""Environments with agents: two carts, places that agents come to and leave, and scouts that a base signals to."""
 
 from __future__ import annotations
 
@@ -75,45 +75,6 @@ class Columns(VecEnv):
 
     def close(self) -> None:
         pass
-
-
-class TwoStep(Columns):
-    """The two-step game, Rashid et al. 2018 (arXiv:1803.11485), section 5 and appendix.
-
-    The first agent's action leads to state 2A or 2B, where both are paid for their actions.
-    """
-
-    PAYOFF = np.array([[[7.0, 7.0], [7.0, 7.0]], [[0.0, 1.0], [1.0, 8.0]]], np.float32)
-
-    @settings
-    class Config:
-        pass
-
-    def __init__(self, cfg: Config, ctx: Context) -> None:
-        super().__init__(ctx, ("place", "alive"))
-        state = Box(0.0, 1.0, (3,), np.float32)
-        self.spec = EnvSpec({"team": Group(state, Discrete(2), ("left", "right"))}, {"state": state}, 2)
-
-    def begin(self, where):
-        if where.all():
-            self.place, self.alive = np.zeros(self.columns, np.int64), np.ones((self.columns, 2), np.bool_)
-        self.place[where], self.alive[where] = 0, True
-
-    def play(self, action, where):
-        paid = where & (self.place > 0)
-        reward = np.where(paid, self.PAYOFF[self.place - 1, action[:, 0], action[:, 1]], 0.0).astype(np.float32)
-        self.place = np.where(paid | ~where, self.place, 1 + action[:, 0])
-        self.alive = self.alive & ~paid[:, None]
-        both = np.ones(2, np.bool_)
-        return {
-            "reward": reward[:, None] * np.ones(2, np.float32),
-            "terminated": paid[:, None] & both,
-            "truncated": np.zeros((self.columns, 2), np.bool_),
-        }
-
-    def row(self):
-        state = one_hot(self.place, 3)
-        return {"obs": np.stack([state, state], 1), "alive": self.alive.copy(), "state": state}
 
 
 class Carts(Columns):

@@ -51,7 +51,8 @@ main(sys.argv[1:])
 """
 """a run that is killed while it writes its third checkpoint, however busy the machine is"""
 SIGNALS = (
-    *("algo=independent_dqn", "env=signals", *QUIET, "eval.episodes=4", "model.hidden=[16]", "replay_ratio=0.25"),
+    *("algo=independent_dqn", "env=signals", *QUIET, "eval.episodes=4", "model.hidden=[16]", "algo.algo.hiddens=[16]"),
+    "num_envs=2",
     *(
         "buffer.capacity=512",
         "num_steps_sampled_before_learning_starts=64",
@@ -106,7 +107,7 @@ def test_two_independent_ppo(tmp_path):
     assert trainer.progress.env_steps > 40950
     assert (before < 100).all()
     assert (after > 200).all()
-    (one, other) = trainer.algorithm.children()
+    (one, other) = trainer.algorithm.learners.values()
     weights = one.state_dict(), other.state_dict()
     assert not any(torch.equal(weights[0][key], weights[1][key]) for key in weights[0] if key.endswith("weight"))
 
@@ -117,7 +118,7 @@ def test_two_groups_in_a_replay(tmp_path):
     batch = trainer.buffer.sample()
     scouts, base = batch["scouts"], batch["base"]
     assert {key: (*leaf.shape,) for key, leaf in scouts.items()} == {
-        **dict.fromkeys(("action", "reward", "terminated", "truncated", "alive"), (2, 32, 2)),
+        **dict.fromkeys(("action", "reward", "terminated", "truncated", "alive", "agent_is_first"), (2, 32, 2)),
         "obs": (2, 32, 2, 5),
     }
     assert base["obs"].shape == (2, 32, 3)
@@ -185,7 +186,11 @@ REFUSED = {
     "sac": (("algo=sac", "env=signals"), "env", SIGNAL),
     "reinforce": (("algo=reinforce", "env=carts"), "env", CARTS),
     "qmix": (("algo=qmix", "env=signals"), "env", "one group of agents"),
-    "exploration": (("algo=qmix", "env=two_step", "exploration=icm"), "exploration.icm", "supports only one agent"),
+    "exploration": (
+        ("algo=independent_dqn", "env=carts", "exploration=parameter_noise"),
+        "exploration.parameter_noise",
+        "the weights of one agent, but the environment has several",
+    ),
     "reward": (
         ("algo=independent", "env=carts", "preprocess.normalize_reward=true"),
         "preprocess.normalize_reward",
@@ -197,7 +202,6 @@ REFUSED = {
         "env",
         "blind does not support action masks; use an algorithm that does",
     ),
-    "recurrent": (("algo=independent", "env=carts", "model=lstm"), "model", "Independent"),
     "video": (("algo=independent", "env=carts", "eval.record=1"), "eval.record", ""),
     "nested value": (("algo=independent", "env=carts", "algo.algo.gamma=2"), "algo.algo.gamma", "out of range"),
     "nested key": (("algo=independent", "env=carts", "+algo.algo.gama=1"), "algo.algo.gama", "did you mean"),
@@ -287,7 +291,7 @@ class Watching:
 
 def test_algorithms_with_agents_keep_to_the_contract():
     checks = conformance.checks("rlplug-teams", kinds=["algo"])
-    assert {"algo-qmix-act-two_step", "algo-independent-ranks-carts"} <= {*map(str, checks)}
+    assert {"algo-qmix-act-two_step", "algo-blind-ranks-carts"} <= {*map(str, checks)}
     for check in checks:
         check()
 

@@ -15,6 +15,8 @@ from rlplug.api import Job
 from rlplug.cli import main
 from rlplug.config import compose
 from rlplug.envs.env_list import EnvList
+from rlplug.results.export import traced
+from rlplug.results.export_policy import Policy
 from rlplug.run.build import build
 from rlplug.testing import conformance
 from rlplug.types import ConfigError
@@ -71,6 +73,21 @@ def test_the_kit_takes_a_planner_that_learns_nothing(check):
     """It has no parameters, no optimizers and no terms."""
     (found,) = (one for one in conformance.checks_of("algo", "lookahead") if one.what == check)
     found()
+
+
+def test_a_planner_that_cannot_be_exported_is_refused_and_passes_the_kit(monkeypatch):
+    def act(self, step, carry, mode):
+        best = max(range(self.actions), key=lambda a: self.value_of(self.model.step(step["obs"], a)).sum().item())
+        return {"action": torch.full(step["obs"].shape[:1], best)}, carry
+
+    monkeypatch.setattr(planning.Lookahead, "act", act)
+    (found,) = (one for one in conformance.checks_of("algo", "lookahead") if one.what == "export-modeled")
+    found()
+    said = (
+        r"^algo: the policy plans through the environment's simulator, .* line \d+, `best = .*rlplug.load\(run\).act$"
+    )
+    with closing(build(compose([*WORDS]), Path())) as trainer, pytest.raises(ConfigError, match=said):
+        traced(Policy(trainer.algorithm, trainer.ctx, trainer.learner.normalizer))
 
 
 def test_the_kit_finds_a_planner_that_ignores_its_seed(monkeypatch):

@@ -1,0 +1,218 @@
+"""A league of past policies around a learner of two-player games.
+
+Self-play against a pool of frozen policies of its own past: prioritized fictitious self-play (PFSP) of Vinyals et al.
+2019 (Nature 575, Methods, "Multi-agent learning"), fictitious self-play (uniform) or play against the latest one.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from functools import partial
+from typing import Annotated, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from rlplug import tree
+from rlplug.agents import agents_of, spec_of, unfold, view
+from rlplug.api import Algorithm, Context, Job, Learner, Losses, Needs, Play, Segment
+from rlplug.functional.returns import ended
+from rlplug.settings import AlgoNode, PositiveFloat, PositiveInt, UnitFloat, option, settings
+from rlplug.types import Batch, ConfigError, EnvSpec, Mode
+
+OWN = ("mine", "opponent", "score")  # keys that the league adds to rows, [..., B, 2]
+ITSELF = -1  # opponent of an episode of self-play, in which the learner plays both sides
+
+
+class Pool(nn.Module):
+    """Frozen copies of a learner, at most ``size``, and the results of the learner against each.
+
+    Attributes:
+        added: number of copies so far; copy ``n`` is in place ``n % size``.
+        results: wins, draws and losses of the learner, ``[size, 3]``, discounted by ``decay`` at every new copy.
+        elo: rating of each copy when it was made, ``[size]``; ``rating``: of the learner, 0-d.
+    """
+
+    added: Tensor
+    results: Tensor
+    elo: Tensor
+    rating: Tensor
+
+    def __init__(self, learner: Algorithm, size: int) -> None:
+        super().__init__()
+        self.make, self.size, self.members = partial(frozen, learner), size, nn.ModuleList()
+        for name, shape in (("results", (size, 3)), ("elo", (size,)), ("rating", ())):
+            self.register_buffer(name, torch.zeros(shape, dtype=torch.float64))
+        self.register_buffer("added", torch.zeros((), dtype=torch.int64))
+
+    def get_extra_state(self) -> Tensor:
+        return torch.tensor(len(self.members))
+
+    def set_extra_state(self, state: Tensor) -> None:
+        """Create missing copies, whose weights are loaded afterwards."""
+        while len(self.members) < int(state):
+            self.members.append(self.make())
+
+    def add(self, decay: float) -> None:
+        """Add a copy of the learner; a full pool replaces its oldest."""
+        place = int(self.added) % self.size
+        if place == len(self.members):
+            self.members.append(self.make())
+        else:
+            self.members[place] = self.make()
+        self.results.mul_(decay)
+        self.results[place] = 0.0
+        self.elo[place] = self.rating
+        self.added += 1
+
+    def record(self, opponent: Tensor, outcome: Tensor, k: float) -> None:
+        """Count games ``[n]`` with the ``outcome`` 1, 0 or -1 for the learner, and update its Elo rating."""
+        for one, won in zip(opponent.long().tolist(), outcome.tolist(), strict=True):
+            self.results[one, 1 - int(won)] += 1
+            expected = 1 / (1 + 10 ** ((self.elo[one] - self.rating) / 400))
+            self.rating += k * ((won + 1) / 2 - expected)
+
+    def winrates(self) -> Tensor:
+        """Return the probability of a win, with half of one for a draw, against each copy, ``[copies]``.
+
+        The estimate starts from one draw, so a new copy counts as an equal opponent.
+        """
+        wins, draws, losses = self.results[: len(self.members)].unbind(1)
+        return (wins + 0.5 * draws + 0.5) / (wins + draws + losses + 1)
+
+
+def frozen(learner: Algorithm) -> Algorithm:
+    return copy.deepcopy(learner).requires_grad_(False)
+
+
+class League(Algorithm):
+    @settings
+    class Config:
+        algo: AlgoNode = option("Algorithm of the learner.")
+        opponents: Literal["pfsp", "uniform", "latest"] = option(
+            "pfsp: copies by how hard they are to beat; uniform: any copy; latest: the newest copy."
+        )
+        pfsp_power: PositiveFloat = option("pfsp: a copy's weight is (1 - win rate) to this power.")
+        self_play: UnitFloat = option("Fraction of episodes that the learner plays against itself.")
+        size: PositiveInt = option("Copies in the pool; a new one then replaces the oldest.")
+        every: PositiveInt = option("Updates between two copies.")
+        decay: UnitFloat = option("Factor of all results at a new copy, since the learner changes.")
+        elo_k: Annotated[float, Field(gt=0)] = option("Largest change of the Elo rating by one game.")
+
+    def __init__(self, cfg: Config, ctx: Context) -> None:
+        super().__init__()
+        self.cfg, self.ctx, self.players = cfg, ctx, agents_of(ctx.spec)
+        own = spec_of(ctx.spec, self.players, "env")
+        child_needs = replace(ctx.needs, keys=tuple(key for key in ctx.needs.keys if key not in OWN))
+        self.learner: Algorithm = cfg.algo.build(ctx.child(own, child_needs, agents=2))
+        self.pool = Pool(self.learner, cfg.size)
+
+    @classmethod
+    def needs(cls, cfg: Config, spec: EnvSpec) -> Needs:
+        players = agents_of(spec)
+        if len(spec.groups) > 1 or len(players) != 2:
+            names = ", ".join(player.name for player in players)
+            raise ConfigError("env", f"has the agents {names}, but a league needs two players with equal spaces")
+        needs: Needs = cfg.algo.needs(spec_of(spec, players, "env"))
+        return replace(needs, keys=tuple(dict.fromkeys((*needs.keys, "prev_reward", *OWN))))
+
+    @classmethod
+    def recurrent(cls, cfg: Config, needs: Needs) -> Needs:
+        return cfg.algo.needs(needs, member="recurrent")
+
+    def initial_carry(self, n: int) -> Batch:
+        policy = unfold(self.learner.initial_carry(2 * n), 2)
+        seat = torch.zeros(n, dtype=torch.int64, device=self.ctx.device)
+        return {"policy": policy, "seat": seat, "opponent": seat + ITSELF, "score": torch.zeros(n, 2).to(seat.device)}
+
+    def act(self, step: Batch, carry: Batch, mode: Mode) -> tuple[Batch, Batch]:
+        """Act for both players: the learner in its seat, its opponent in the other.
+
+        Opponents explore as they did when they were copied, also where the learner is greedy.
+        """
+        first = step["is_first"]
+        uniform = self.ctx.rand(len(first), 2)
+        drawn, seat = self.match(uniform[:, 0], uniform[:, 1], mode)
+        opponent, seat = torch.where(first, drawn, carry["opponent"]), torch.where(first, seat, carry["seat"])
+        score = torch.where(first[:, None], 0.0, carry["score"] + step["prev_reward"])
+        mine = (torch.arange(2, device=seat.device) == seat[:, None]) | (opponent == ITSELF)[:, None]
+        rows, memory = view(step, self.ctx.spec, self.players), tree.map(lambda x: x.flatten(0, 1), carry["policy"])
+        rewind = self.ctx.rewind()
+        found = self.learner.act(rows, memory, mode)
+        for place in opponent.unique().tolist():
+            if place != ITSELF:
+                where = (~mine & (opponent == place)[:, None]).flatten()
+                rewind()  # so that the draws do not depend on the number of opponents in this process
+                other = self.pool.members[place].act(rows, memory, "explore")  # pyright: ignore[reportCallIssue]
+                found = [_chosen(where, *pair) for pair in zip(found, other, strict=True)]
+        out, memory = (unfold(x, 2) for x in found)
+        own = {"mine": mine, "opponent": opponent[:, None].expand(-1, 2), "score": score}
+        return out | own, {"policy": memory, "seat": seat, "opponent": opponent, "score": score}
+
+    def match(self, opponent: Tensor, seat: Tensor, mode: Mode) -> tuple[Tensor, Tensor]:
+        """Choose opponents and the learner's seats by uniform numbers ``[B]``."""
+        seats = (seat * 2).long()
+        if not len(self.pool.members) or mode == "random":
+            return torch.full_like(seats, ITSELF), seats
+        weights = self.weights() if mode == "explore" else torch.ones(len(self.pool.members), dtype=torch.float64)
+        alone = self.cfg.self_play if mode == "explore" else 0.0
+        bounds = torch.cat([weights.new_tensor([alone]), (1 - alone) * weights / weights.sum()]).cumsum(0)
+        return torch.searchsorted(bounds[:-1], opponent.double(), right=True) + ITSELF, seats
+
+    def weights(self) -> Tensor:
+        """Return how often each copy is played, ``[copies]``, up to a factor."""
+        winrates = self.pool.winrates()
+        if self.cfg.opponents == "pfsp":
+            return (1 - winrates) ** self.cfg.pfsp_power
+        if self.cfg.opponents == "uniform":
+            return torch.ones_like(winrates)
+        return (torch.arange(len(winrates)) == (self.pool.added - 1) % self.pool.size).double()
+
+    def rows(self, batch: Batch) -> Batch:
+        """Return the rows of the learner as those of a single agent."""
+        rows = view(batch, self.ctx.spec, self.players)
+        if "carry" in batch:
+            rows["carry"] = tree.map(lambda x: x.flatten(1, 2), batch["carry"]["policy"])
+        return rows | {"valid": rows["valid"] & rows["mine"]}
+
+    def observe(self, segment: Segment, learner: Learner) -> None:
+        """Record the results of ended games against copies: the sign of the learner's return."""
+        batch = segment.batch
+        mine, opponent = batch["mine"][:-1], batch["opponent"][:-1, :, 0]
+        over = ended(batch) & (opponent != ITSELF)
+        returns = torch.where(mine, batch["score"][1:], 0.0).sum(-1)
+        found = torch.stack([opponent[over].double(), returns[over].sign().double()], 1)
+        games = learner.gather(found)
+        self.pool.record(games[:, 0], games[:, 1], self.cfg.elo_k)
+        self.learner.observe(replace(segment, batch=self.rows(batch)), learner)
+
+    def prepare(self, batch: Batch) -> Batch:
+        return self.learner.prepare(self.rows(batch))
+
+    def update(self, batch: Batch, learner: Learner) -> Losses:
+        losses = self.learner.update(batch, learner)
+        if (learner.progress.updates + 1) % self.cfg.every == 0:
+            self.pool.add(self.cfg.decay)
+        winrates = self.pool.winrates()
+        metrics = {"elo": self.pool.rating, "pool": winrates.new_tensor(float(len(winrates)))}
+        if len(winrates):
+            metrics |= {"winrate": winrates.mean(), "winrate_min": winrates.min()}
+        losses.metrics |= {name: value.float() for name, value in metrics.items()}
+        return losses
+
+    def evaluate(self, play: Play, episodes: int) -> dict[str, float]:
+        """Return results of the greedy learner against all copies alike, or against itself while there are none."""
+        ((_, batch),) = play([Job(0, episodes=episodes, mode="greedy")])
+        reward = torch.where(batch["mine"] & batch["valid"][..., None], batch["reward"], 0.0).sum(0)  # [episodes, 2]
+        returns = (reward.sum(-1) / batch["mine"][0].sum(-1)).double()
+        metrics = {"eval/return_mean": returns.mean(), "eval/return_std": returns.std(correction=0)}
+        metrics |= {"eval/wins": (returns > 0).double().mean(), "eval/losses": (returns < 0).double().mean()}
+        metrics |= {"eval/length_mean": batch["length"].double().mean(), "eval/elo": self.pool.rating}
+        return {name: float(value) for name, value in metrics.items()}
+
+
+def _chosen(where: Tensor, ours: Batch, others: Batch) -> Batch:
+    """Return the keys of ``ours``, with the rows of ``others`` where ``where [B]``."""
+    return tree.map(lambda a, b: torch.where(where.view(-1, *[1] * (a.ndim - 1)), b, a), ours, others)

@@ -1,0 +1,158 @@
+"""``algo=league``: who plays whom, what counts as a result, and whose rows are learned from."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+import torch
+
+from rlplug.cli import main
+from rlplug.config import compose
+from rlplug.plugins.algo.league import ITSELF, League
+from rlplug.run.build import build, start
+from rlplug.trainer.trainer import Trainer
+
+RUN = ["algo=league", "hardware=cpu", "compile=off", "logger.only=[]", "model.hidden=[8]", "eval.every=0"]
+RUN += ["num_envs=4", "rollout_fragment_length=16", "algo.algo.sgd_minibatch_size=64", "algo.algo.num_sgd_iter=1"]
+
+
+def trainer(folder: Path, *words: str, env: str = "tictactoe") -> Trainer:
+    made = build(compose([*RUN, f"env={env}", *words]), folder)
+    start(made)
+    return made
+
+
+@pytest.fixture
+def run(tmp_path):
+    with closing(trainer(tmp_path, "algo.self_play=0.25", "algo.size=3")) as made:
+        yield made
+
+
+def league(run: Trainer) -> League:
+    assert isinstance(run.algorithm, League)
+    return run.algorithm
+
+
+def grid(n: int) -> torch.Tensor:
+    return (torch.arange(n) + 0.5) / n
+
+
+@pytest.mark.parametrize(
+    ("opponents", "shares"),
+    [("pfsp", [0.0, 0.75 * 0.9, 0.75 * 0.1]), ("uniform", [0.25] * 3), ("latest", [0.0, 0.75, 0.0])],
+)
+def test_opponents_are_drawn_as_configured(run, opponents, shares):
+    own = league(run)
+    own.cfg = type(own.cfg)(**vars(own.cfg) | {"opponents": opponents, "pfsp_power": 2.0})
+    for _ in range(5):  # the newest is in place 1 of 3
+        own.pool.add(decay=1.0)
+    # win rates 1, 1/4 and 3/4, whose weights are 0, 9/16 and 1/16
+    own.pool.results[:] = torch.tensor([[1e9, 0.0, 0.0], [250e6, 0.0, 750e6], [750e6, 0.0, 250e6]])
+    drawn, seats = own.match(grid(10_000), grid(10_000), "explore")
+    found = [(drawn == place).float().mean().item() for place in range(ITSELF, 3)]
+    assert found == pytest.approx([0.25, *shares], abs=2e-4)
+    assert seats.float().mean() == 0.5
+
+
+def test_the_greedy_learner_meets_all_copies_alike_and_never_itself(run):
+    for _ in range(3):
+        league(run).pool.add(decay=1.0)
+    drawn, _ = league(run).match(grid(900), grid(900), "greedy")
+    assert [(drawn == place).sum().item() for place in range(ITSELF, 3)] == [0, 300, 300, 300]
+
+
+def test_a_full_pool_replaces_its_oldest_copy_and_results_fade(run):
+    pool = league(run).pool
+    for i in range(4):
+        with torch.no_grad():
+            next(league(run).learner.parameters()).fill_(float(i))
+        pool.rating.fill_(100.0 * i)
+        pool.add(decay=0.5)
+        pool.results[i % 3, 0] = 8.0
+    assert [next(one.parameters()).flatten()[0].item() for one in pool.members] == [3.0, 1.0, 2.0]
+    assert pool.elo.tolist() == [300.0, 100.0, 200.0]
+    assert pool.results[:, 0].tolist() == [8.0, 2.0, 4.0]
+
+
+def test_elo_rises_by_what_a_result_surprises(run):
+    pool = league(run).pool
+    pool.add(decay=1.0)
+    pool.rating.fill_(400.0)
+    pool.record(torch.tensor([0]), torch.tensor([-1.0]), k=11.0)
+    assert pool.rating.item() == pytest.approx(400 - 11 * 10 / 11)  # expected: 10 wins of 11
+    assert pool.results[0].tolist() == [0, 0, 1]
+    pool.record(torch.tensor([0, 0]), torch.tensor([1.0, 0.0]), k=11.0)
+    assert pool.results[0].tolist() == [1, 1, 1]
+    assert pool.winrates().tolist() == [0.5]
+
+
+def test_copies_play_the_other_seat_and_only_the_learners_rows_are_learned(run):
+    own = league(run)
+    own.pool.add(decay=1.0)
+    with torch.no_grad():  # this copy plays the last free cell, the learner the first
+        for policy, sign in ((own.learner, -10.0), (own.pool.members[0], 10.0)):
+            head = dict(policy.named_parameters())
+            bias = next(head[name] for name in head if head[name].shape == (9,))
+            bias.copy_(sign * torch.arange(9.0))
+    run.collect()
+    segment = run.buffer.sample()
+    mine, acted = segment["mine"], segment["alive"] & segment["valid"][..., None]
+    free = segment["action_mask"].float()
+    first, last = free.argmax(-1), 8 - free.flip(-1).argmax(-1)
+    assert (segment["action"] == first)[acted & mine].all()
+    assert (segment["action"] == last)[acted & ~mine].all()
+    assert 0 < (~mine).float().mean() < 0.5  # a quarter of the games is self-play
+    rows = own.rows(segment)
+    assert rows["valid"].sum() == (acted & mine).sum()
+    # the learner fills from the front, its copy from the back: results are counted for the learner
+    ended = segment["valid"][:-1] & ~segment["alive"][1:].any(-1)
+    played = ended & (segment["opponent"][:-1, :, 0] >= 0)
+    paid = torch.where(segment["mine"], segment["reward"], 0.0).sum(-1)[:-1][played]
+    counted = [(paid > 0).sum().item(), (paid == 0).sum().item(), (paid < 0).sum().item()]
+    assert own.pool.results[0].tolist() == counted
+    assert sum(counted) > 3
+
+
+def test_draws_do_not_depend_on_who_plays(run):
+    own, ctx = league(run), run.ctx
+    for _ in range(3):
+        own.pool.add(decay=1.0)
+    step = {"obs": torch.zeros(4, 2, 2, 3, 3), "action_mask": torch.ones(4, 2, 9, dtype=torch.bool)}
+    step |= {"is_first": torch.zeros(4, dtype=torch.bool), "prev_reward": torch.zeros(4, 2)}
+    step |= {"alive": torch.ones(4, 2, dtype=torch.bool)}
+    before, after = ctx.generators["learner"].get_state(), []
+    for opponents in ([ITSELF] * 4, [0, 1, 2, 0]):
+        ctx.generators["learner"].set_state(before)
+        own.act(step, own.initial_carry(4) | {"opponent": torch.tensor(opponents)}, "explore")
+        after.append(ctx.generators["learner"].get_state())
+    assert torch.equal(*after)
+
+
+def test_scores_of_games_with_several_rounds_are_summed(tmp_path):
+    words = ("algo.self_play=0.0", "env.rounds=5")
+    with closing(trainer(tmp_path, *words, env="rock_paper_scissors")) as run:
+        league(run).pool.add(decay=1.0)
+        run.collect()
+        segment = run.buffer.sample()
+        for b in range(4):
+            total = torch.zeros(2)
+            for t in range(len(segment["valid"]) - 1):
+                total = torch.zeros(2) if segment["is_first"][t, b] else total
+                assert torch.allclose(segment["score"][t, b], total)
+                total = total + segment["reward"][t, b] * segment["valid"][t, b]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["env=cartpole"], "env: has the agents"),
+        (["env=chase"], "a league needs two players with equal spaces"),
+        (["env=tictactoe", "algo.opponents=best"], "algo.opponents: 'best' is none of the options"),
+        (["env=tictactoe", "algo.size=0"], "algo.size: 0 is out of range"),
+    ],
+)
+def test_what_is_no_league_is_refused(capsys, words, said):
+    assert main(["check", *RUN, *words]) == 2
+    assert said in capsys.readouterr().err
