@@ -60,6 +60,7 @@ def rlplug_components() -> list[Component]:
         Component("buffer", "replay", "rlplug.plugins.buffer.replay:Replay"),
         Component("buffer", "sequence", "rlplug.plugins.buffer.sequence:Sequence"),
         Component("curriculum", "linear", "rlplug.plugins.curriculum.stages:Linear", LAKES + RAMP),
+        Component("curriculum", "plr", "rlplug.plugins.curriculum.plr:PLR", LAKES),
         Component("curriculum", "threshold", "rlplug.plugins.curriculum.stages:Threshold", LAKES + STAGES),
         Component("env", "cartpole_torch", "rlplug.plugins.env.classic_torch:CartPole"),
         Component("env", "chase", "rlplug.plugins.env.teams:Chase", AGENTS),
