@@ -111,6 +111,7 @@ class Learner(Protocol):
     """The only place with backward passes and collectives."""
 
     progress: Progress
+    algorithm: Algorithm
 
     def minimize(
         self, batch: Batch, who: Trainable, parts: Sequence[str] | None = None, *, diagnostics: bool = True

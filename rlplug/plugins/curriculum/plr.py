@@ -8,6 +8,7 @@ import torch
 from gymnasium.spaces import Discrete
 from torch import Tensor
 
+from rlplug import tree
 from rlplug.api import Context, Curriculum, Learner, Segment
 from rlplug.functional.returns import gae
 from rlplug.settings import PositiveFloat, UnitFloat, option, settings
@@ -20,7 +21,7 @@ class PLR(Curriculum):
     The score of a level is the mean magnitude of the generalized advantage estimate in its last rows.
 
     Raises:
-        ConfigError: tasks are not ``Discrete``.
+        ConfigError: tasks are not ``Discrete``, or the algorithm has no values.
     """
 
     @settings
@@ -32,7 +33,7 @@ class PLR(Curriculum):
 
     @classmethod
     def reads(cls, cfg: Any, spec: EnvSpec) -> tuple[str, ...]:
-        return ("task", "value")
+        return ("task", "obs")
 
     def __init__(self, cfg: Config, ctx: Context) -> None:
         super().__init__()
@@ -48,8 +49,14 @@ class PLR(Curriculum):
 
     def observe(self, segment: Segment, learner: Learner) -> None:
         """Score the levels of a segment by its advantages, and count its episodes."""
-        batch = segment.batch
-        rows = (batch[key] for key in ("reward", "value", "terminated", "valid"))
+        batch = tree.map(lambda x: x.to(self.ctx.device), segment.batch)
+        try:
+            with torch.no_grad():
+                value = learner.algorithm.values(batch)
+        except NotImplementedError:
+            said = f"plr scores levels by values of observations, which {type(learner.algorithm).__name__} has not"
+            raise ConfigError("curriculum", f"{said}; use another algorithm or curriculum") from None
+        rows = batch["reward"], value, batch["terminated"], batch["valid"]
         advantage, _ = gae(*rows, self.cfg.gamma, self.cfg.lambda_)
         given = advantage.abs().double(), batch["task"] - self.first, batch["valid"], batch["is_first"]
         size, level, valid, is_first = (learner.gather(x.transpose(0, 1).contiguous()).cpu() for x in given)
@@ -62,7 +69,7 @@ class PLR(Curriculum):
 
     @property
     def probs(self) -> Tensor:
-        """Return the probability of every level, ``[levels]``: new ones while there are, in proportion to their part."""
+        """Return the probability of every level, ``[levels]``: replayed ones share the part that was seen."""
         seen = self.last >= 0
         rank = torch.empty_like(self.score)
         order = torch.where(seen, self.score, -torch.inf).argsort(descending=True, stable=True)
