@@ -158,11 +158,11 @@ def _curriculum(run: ResolvedRun) -> Refusals:
         return
     name, env, loop = chosen.name, run.config.env.name, run.config.loop
     yield (run.spec.tasks is None, "curriculum",
-           f"{name} chooses tasks, but env={env} has none; use another environment, or curriculum=null")
+           f"{name} chooses tasks, but env={env} has none; use another environment, or leave it out")
     yield (run.config.data.path is not None, "curriculum",
-           f"{name} chooses the tasks of new episodes, but data.path is recorded; use curriculum=null")
+           f"{name} chooses the tasks of new episodes, but data.path is recorded; leave it out")
     yield (not run.loop.gives_rows, "curriculum",
-           f"{name} chooses the tasks of rollouts, but loop={loop.name} plays jobs; use curriculum=null")
+           f"{name} chooses the tasks of rollouts, but loop={loop.name} plays jobs; leave it out")
 
 
 def _hardware(run: ResolvedRun) -> Refusals:

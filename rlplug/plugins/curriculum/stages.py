@@ -13,7 +13,7 @@ from rlplug.api import Context, Curriculum
 from rlplug.settings import PositiveInt, option, settings
 from rlplug.types import ConfigError, Tree
 
-Value = float | list[Any]
+Value = int | float | list[Any]
 
 
 def task_of(space: Space[Any] | None, value: Any, key: str) -> np.ndarray:
