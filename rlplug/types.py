@@ -121,10 +121,7 @@ class EnvSpec:
             raise ConfigError("env", f"{said}; use an environment of one agent, or an algorithm for several")
         return group
 
-    @property
-    def tasks(self) -> Space[Any] | None:
-        """Return the space of tasks, whose extra ``task`` is that of the row's episode; None: there are no tasks."""
-        return self.extras.get("task")
+    tasks = property(lambda self: self.extras.get("task"))  # space of the extra ``task``; None: there are no tasks
 
     @property
     def has_agents(self) -> bool:

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeAlias
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from rlplug import tree
 from rlplug.api.records import Data, Job, Rollout, Segment, SegmentSpec
 from rlplug.types import Batch, EnvSpec, EnvTraits, NamedWeights, Tree
 
@@ -134,12 +132,6 @@ class VecEnv(Protocol):
     def assign(self, tasks: Tree) -> None:
         """Set the tasks of the episodes that begin from now on, leaves ``[B, ...]``; current ones keep theirs."""
         raise NotImplementedError(f"{type(self).__name__}.assign")
-
-    def sample_tasks(self, n: int, generator: np.random.Generator) -> Tree:
-        """Return ``n`` tasks, leaves ``[n, ...]``: by default, samples of ``spec.tasks``."""
-        space: Any = self.spec.tasks
-        space.seed(int(generator.integers(2**31)))
-        return tree.map(lambda *x: np.stack(x), *(space.sample() for _ in range(n)))
 
     def step(self, action: Any) -> Batch:
         """Execute ``action [B, ...]``; with agents ``[B, N, ...]``, with several groups ``{group: action}``.

@@ -323,21 +323,18 @@ class Exploration(Trainable):
 
 
 class Curriculum(Trainable):
-    """Chooses the tasks of training episodes. Its state is in buffers, equal on all ranks; it has no optimizers."""
+    """Chooses the tasks of training episodes. Its state is in buffers, equal on all ranks; it has no optimizers.
+
+    Rows that it observes have their ``task``.
+    """
 
     metric: str = ""  # metric to ``read``, such as ``episode/return``; empty: none
-
-    @classmethod
-    def reads(cls, cfg: Any, spec: EnvSpec) -> tuple[str, ...]:
-        """Return the keys of a row that ``observe`` reads, such as ``task``; see ``Buffer.reads``."""
-        return ()
 
     def tasks(self) -> Tree:
         """Return the task of the next episode of every environment of the run; arrays, ``[num_envs, ...]``.
 
         It is called before each round, equally often on every rank, and draws with ``rows=False``.
         """
-        raise NotImplementedError(f"{type(self).__name__}.tasks")
 
     def read(self, value: float) -> None:
         """Receive ``metric`` whenever it is logged."""

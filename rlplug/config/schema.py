@@ -46,8 +46,8 @@ class Chosen:
         return self.needs(needs, member="recurrent")
 
     def reads(self, spec: Any) -> tuple[str, ...]:
-        """Return the keys of rows that a buffer or an exploration module reads."""
-        return self.needs(spec, member="reads")
+        """Return the keys of rows that a buffer, an exploration module or a curriculum reads."""
+        return ("task",) if self.kind == "curriculum" else self.needs(spec, member="reads")
 
     def plan(self) -> Any:
         """Return the ``Plan`` of hardware."""

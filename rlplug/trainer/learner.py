@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rlplug import tree
-from rlplug.api import Algorithm, Buffer, Curriculum, Exploration, Losses, Reduction, Segment, Trainable
+from rlplug.api import Algorithm, Buffer, Exploration, Losses, Reduction, Segment, Trainable
 from rlplug.compiler.compiler import Compiler
 from rlplug.context import RunContext
 from rlplug.contract import results
@@ -30,6 +30,7 @@ class RankLearner:
 
     Args:
         placement: placement of the run's data; None: every rank's buffer holds the data of its own environments.
+        watching: further modules that observe rows.
         options: arguments of ``GradientSteps``.
     """
 
@@ -44,7 +45,7 @@ class RankLearner:
         progress: Progress | None = None,
         normalizer: Normalizer | None = None,
         placement: Placement | None = None,
-        curriculum: Curriculum | None = None,
+        watching: Sequence[Trainable] = (),
         **options: Any,
     ) -> None:
         self.fabric, self.ctx, self.algorithm, self.buffer = fabric, ctx, algorithm, buffer
@@ -52,13 +53,13 @@ class RankLearner:
         self.exploration, self.progress, self.normalizer = dict(exploration or {}), progress or Progress(), normalizer
         self.steps = GradientSteps(ctx, self.placement.ranks, self.progress, **options)
         self._whole_update = WholeUpdate(self._learned, self.steps)
+        self._watching = (*self.exploration.values(), *watching)
         self._checked = False  # whether the first update has been checked
         self._observing = False
         drawn = ctx.needs.data == "windows" or (ctx.needs.data == "episodes" and ctx.needs.off_policy)
         self._replicated = self.placement.parts == 1 and not drawn  # whether every rank has all rows of a sample
         self._same = self._replicated  # the same of what a loop gives; see ``hold``
-        self._observing_rows = [*self.exploration.values(), *[curriculum] * (curriculum is not None)]
-        observing = [type(x).observe is not Trainable.observe for x in (algorithm, *self._observing_rows)]
+        observing = [type(x).observe is not Trainable.observe for x in (algorithm, *self._watching)]
         self.observers = (normalizer and normalizer.counts) or any(observing)  # whether a module observes rows
 
     def _first_update(self, batch: Batch | None) -> Losses:
@@ -196,7 +197,7 @@ class RankLearner:
         if self.normalizer is not None:
             self.normalizer.observe(segment, self)
             segment = replace(segment, batch=self.normalizer.normalized(segment.batch))
-        for extra in self._observing_rows:
+        for extra in self._watching:
             extra.observe(segment, self)
         self._observing = False
 

@@ -43,10 +43,10 @@ class BehaviorPolicy:
         }
         self.normalizer = Normalizer(config.preprocess, ctx.spec, len(ctx.env_ids)).to(ctx.device)
         self.normalize = self.normalizer if self.normalizer.obs else None
-        self.curriculum: Curriculum | None = None
+        teaches = [] if config.curriculum is None or acts_only else [config.curriculum]
+        self.curriculum: Curriculum | None = next((chosen.build(ctx) for chosen in teaches), None)
         self._modules = {"algorithm": self.algorithm, "exploration": self.exploration, "normalizer": self.normalizer}
-        if config.curriculum is not None and not acts_only:
-            self._modules["curriculum"] = self.curriculum = config.curriculum.build(ctx)
+        self._modules |= {"curriculum": self.curriculum} if teaches else {}
 
     def env(self, shard: EnvShard, render: bool = False) -> VecEnv:
         return self.config.env.build(self.ctx.derive(shard=shard, render=render))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from gymnasium.spaces import Discrete
 from torch import Tensor
@@ -12,7 +10,7 @@ from rlplug import tree
 from rlplug.api import Context, Curriculum, Learner, Segment
 from rlplug.functional.returns import gae
 from rlplug.settings import PositiveFloat, UnitFloat, option, settings
-from rlplug.types import ConfigError, EnvSpec, Tree
+from rlplug.types import ConfigError, Tree
 
 
 class PLR(Curriculum):
@@ -30,10 +28,6 @@ class PLR(Curriculum):
         lambda_: UnitFloat = option("Weight of longer returns in the advantage estimates.")
         temperature: PositiveFloat = option("Temperature of the ranks of scores; lower: more of the highest scores.")
         staleness: UnitFloat = option("Weight of the time since a level was played, against that of its score.")
-
-    @classmethod
-    def reads(cls, cfg: Any, spec: EnvSpec) -> tuple[str, ...]:
-        return ("task", "obs")
 
     def __init__(self, cfg: Config, ctx: Context) -> None:
         super().__init__()

@@ -12,7 +12,7 @@ MOVES = ((0, -1), (1, 0), (0, 1), (-1, 0))  # left, down, right, up, as in Froze
 SMALLEST = 2
 
 
-class FrozenLakes(gymnasium.Env[int, int]):
+class FrozenLakes(gymnasium.Env[Any, Any]):
     """A lake of ``size x size`` fields, of which the task ``n`` uses the last ``n`` rows and columns.
 
     The observation is the field's number in the whole lake; an episode begins in the upper left field of its part, and
@@ -87,4 +87,4 @@ def has_way(hole: np.ndarray) -> bool:
     return (n - 1, n - 1) in reached
 
 
-gymnasium.register("rlplug/FrozenLakes-v0", FrozenLakes)
+gymnasium.register("rlplug/FrozenLakes-v0", f"{__name__}:FrozenLakes")
