@@ -38,7 +38,8 @@ class Goals(VecEnv):
     def __init__(self, cfg: Config, ctx: Context) -> None:
         self.cfg, self.n = cfg, len(ctx.env_ids)
         group = Group(Box(-np.inf, np.inf, (2,), np.float32), Discrete(len(MOVES)))
-        self.spec = EnvSpec({"agent": group}, max_episode_steps=cfg.steps, offers=frozenset({"tasks"}))
+        goals = Box(-0.5, 0.5, (2,), np.float32)
+        self.spec = EnvSpec({"agent": group}, max_episode_steps=cfg.steps, extras={"task": goals})
         self.at, self.count = np.zeros((self.n, 2), np.float32), 0
         self.goal = np.zeros((self.n, 2), np.float32)
 
@@ -47,7 +48,7 @@ class Goals(VecEnv):
             draws = [np.random.default_rng(seed).uniform(-0.5, 0.5, 2) for seed in seeds]
             tasks = np.array(draws, np.float32)
         self.at, self.count, self.goal = np.zeros_like(self.at), 0, tasks
-        return {"obs": self.at}
+        return {"obs": self.at, "task": self.goal}
 
     def step(self, action: np.ndarray) -> Batch:
         if self.count == self.cfg.steps:  # all episodes are equally long
@@ -57,7 +58,8 @@ class Goals(VecEnv):
             self.at, self.count = self.at + MOVES[action], self.count + 1
             reward = -np.linalg.norm(self.at - self.goal, axis=-1).astype(np.float32)
         ended = np.full(self.n, self.count == self.cfg.steps)
-        return {"obs": self.at, "reward": reward, "terminated": np.zeros_like(ended), "truncated": ended}
+        rows = {"obs": self.at, "task": self.goal}
+        return rows | {"reward": reward, "terminated": np.zeros_like(ended), "truncated": ended}
 
     def state(self) -> Tree:
         return {"at": self.at, "count": self.count, "goal": self.goal}
@@ -136,8 +138,8 @@ class MAML(Algorithm):
 
     @classmethod
     def needs(cls, cfg: Config, spec: EnvSpec) -> Needs:
-        if "tasks" not in spec.offers:
-            raise ConfigError("env", "maml needs an environment that offers tasks")
+        if spec.tasks is None:
+            raise ConfigError("env", "maml needs an environment with tasks")
         return Needs(keys=("obs", "action"), rewards=False)  # of a sample: its batches are those of the loop
 
     def act(self, step: Batch, carry: Batch, mode: Mode) -> tuple[Batch, Batch]:

@@ -51,7 +51,7 @@ def test_actors_beside_training_cannot_play_an_evaluation_of_its_own(tmp_path, c
 
 def a_maml():
     """Four tasks, leaves ``[4, 6, 2]``."""
-    spec = EnvSpec({"agent": Group(worlds.box(3), Discrete(2))}, offers=frozenset({"tasks"}))
+    spec = EnvSpec({"agent": Group(worlds.box(3), Discrete(2))}, extras={"task": worlds.box(2)})
     ctx = worlds.context(spec, worlds.Layer)
     algorithm = meta.MAML(meta.MAML.Config(gamma=0.9, inner_lr=0.3, lr=1e-3, hidden=4, tasks=4), ctx)
     batch = {
