@@ -195,11 +195,11 @@ class Prioritized(Windows[Ring]):
         """Save rows once, and their priorities each time."""
         super().save(log)
         if self._tree is not None:
-            weights = [torch.from_numpy(self._tree[self._whole(ring)]) for ring in self.rings]
+            weights = [torch.from_numpy(self._tree[self._nodes(ring)]) for ring in self.rings]
             log.state |= {"weights": weights if "shards" in log.state else weights[0]}
             log.state |= {"max_priority": self.max_priority}
 
-    def _whole(self, ring: Ring) -> Any:
+    def _nodes(self, ring: Ring) -> Any:
         """Return the tree indices of a shard's complete windows, ``[n, B]``."""
         return self._leaves(ring, np.arange(self._low[ring.begin], self._high[ring.begin]))
 
@@ -210,4 +210,4 @@ class Prioritized(Windows[Ring]):
         self.max_priority = log.state["max_priority"]
         weights = log.state["weights"]
         for ring, own in zip(self.rings, weights if "shards" in log.state else [weights], strict=True):
-            self._tree.set(self._whole(ring).reshape(-1), own.numpy().reshape(-1))
+            self._tree.set(self._nodes(ring).reshape(-1), own.numpy().reshape(-1))
