@@ -165,6 +165,10 @@ PROOFS = {
         for size, steps, best in ((10, "30_000", -5.0), (20, "80_000", -10.5), (30, "150_000", -16.0))
         for name, words, reach in (("her_", " buffer=her", best), ("", "", None))
     },
+    "qmix_two_step": Proof("algo=qmix env=two_step", 8),
+    "qmix_vdn_two_step": Proof("algo=qmix env=two_step algo.mixer=vdn", 7, blind=True),
+    "qmix_spread_torch": Proof("algo=qmix env=spread_torch", -18),  # random: -27.4
+    "maddpg_spread_torch": Proof("algo=maddpg env=spread_torch", -18),
     "linucb_linear_bandit": Proof("algo=linucb env=linear_bandit", 57, blind=True),  # 58.18 is the optimum
     "lints_linear_bandit": Proof("algo=lints env=linear_bandit", 57, blind=True),
     "lingreedy_linear_bandit": Proof("algo=lingreedy env=linear_bandit", blind=True),

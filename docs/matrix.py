@@ -21,6 +21,8 @@ from rlplug.testing.checks.matrix import FACTORS, Cell, Levels, levels
 
 FOUND = Path(__file__).with_name("matrix.json")
 OURS = ("rlplug", "rlplug-reinforce")
+APART = ("alphazero", "slateq")
+"""algorithms that need environments of their own: a simulator, slates of documents"""
 SPACES = ("observation", "action")
 FEATURES = tuple(factor for factor in FACTORS if factor not in SPACES)
 SAID = {
@@ -179,11 +181,17 @@ def _order(some: Levels) -> list[int]:
     return [len(some), *(levels(f).index(known[f]) if f in known else -1 for f in FACTORS)]
 
 
+def for_agents(algorithm: str) -> bool:
+    """Return whether an algorithm refuses every environment of one agent, which those of the matrix are."""
+    refusals = [Cell(algorithm, action=action).refusal() for action in levels("action")]
+    return all(said is not None and said.startswith("env: ") for said in refusals)
+
+
 def find() -> dict[str, Any]:
     """Build the content of matrix.json."""
     every: dict[str, Any] = {}
     for (kind, name), by in registry.owners().items():
-        if kind == "algo" and by[0].distribution in OURS:
+        if kind == "algo" and by[0].distribution in OURS and name not in APART and not for_agents(name):
             cells, refused = discover(name)
             said = {_text(some): "\n".join(refused[some]) for some in sorted(refused, key=_order)}
             every[name] = {"runs": [str(cell).partition(" ")[2] for cell in cells], "refused": said}

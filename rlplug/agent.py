@@ -16,6 +16,7 @@ from gymnasium.spaces import flatdim
 from gymnasium.vector.utils import batch_space
 
 from rlplug import tree
+from rlplug.agents.team import TeamRows
 from rlplug.api import Algorithm, Plan, VecEnv
 from rlplug.checkpointing.format import MISFITS, Checkpoint, find
 from rlplug.config import Core, choose, migrate, typed
@@ -31,7 +32,7 @@ from rlplug.functional.returns import episode_metrics
 from rlplug.registry.installed import check_installed, versions
 from rlplug.trainer.normalize import Normalizer
 from rlplug.trainer.optimizer import refuse_nan
-from rlplug.types import CheckpointError, ConfigError, Mode
+from rlplug.types import Batch, CheckpointError, ConfigError, Mode
 
 # keys that may change for an evaluation
 EVALUABLE = (
@@ -83,7 +84,9 @@ class Agent:
             raise ValueError(f"ended should be [{len(self._first)}] bool, got {ended.shape} {ended.dtype}")
         self._first |= ended
 
-    def act(self, obs: Any, mode: Mode = "greedy", reward: Any = None, action_mask: Any = None) -> Any:
+    def act(
+        self, obs: Any, mode: Mode = "greedy", reward: Any = None, action_mask: Any = None, env_state: Any = None
+    ) -> Any:
         """Return one action, or ``[n, ...]``; a recurrent state is kept until the next call.
 
         Args:
@@ -91,12 +94,11 @@ class Agent:
             mode: ``greedy``, or ``explore``, which samples from the policy (without exploration modules).
             reward: reward of the last action, ``[n]`` for a batch; for policies that take it as input.
             action_mask: allowed actions, ``[A]`` or ``[n, A]`` bool; for policies trained with masks.
+            env_state: the environment's state, ``[...]`` or ``[n, ...]``; for policies that plan with a simulator.
 
         Raises:
             ValueError: an argument is missing, or does not fit the spaces or the current episodes.
         """
-        if mode not in get_args(Mode):
-            raise ValueError(f"mode should be one of {', '.join(get_args(Mode))}, got {mode!r}")
         batch, n = batched(self._native.obs, obs)
         columns = 1 if n is None else n
         self._begin(columns)
@@ -111,19 +113,28 @@ class Agent:
             step["action_mask"] = self._mask(action_mask, columns)
         elif action_mask is not None:
             raise ValueError("this policy was trained without action masks")
+        if env_state is not None:
+            step["env_state"] = env_state if n is not None else tree.map(lambda x: np.asarray(x)[None], env_state)
+        self._action = self._decide(step, mode, columns)["action"].cpu().numpy()
+        if self._action.shape != (columns, *(self._inside.action.shape or ())):
+            raise ValueError(f"the policy's actions {self._action.shape[1:]} do not fit {self._inside.action}")
+        action = self._execute(self._action)
+        return action[0] if n is None else action
+
+    def _decide(self, step: Batch, mode: Mode, columns: int) -> Batch:
+        """Return the policy's outputs for a row of arrays."""
+        if mode not in get_args(Mode):
+            raise ValueError(f"mode should be one of {', '.join(get_args(Mode))}, got {mode!r}")
         with torch.inference_mode(), self.ctx.acting(EnvShard("eval", columns, range(columns))):
             # copies, so that the caller may reuse the arrays
             seen = tree.map(lambda x: torch.from_numpy(np.array(x, order="C")).to(self.ctx.device), step)
-            seen["obs"] = self.normalize(seen["obs"])
-            for key in self._memory:
+            if not self.spec.nested:
+                seen["obs"] = self.normalize(seen["obs"])
+            for key in self._memory & seen.keys():
                 seen[key][seen["is_first"]] = 0
             out, self._carry = self.algorithm.act(seen, self._carry, mode)
-        self._action = out["action"].cpu().numpy()
-        if self._action.shape != (columns, *(self._inside.action.shape or ())):
-            raise ValueError(f"the policy's actions {self._action.shape[1:]} do not fit {self._inside.action}")
         self._first = np.zeros(columns, np.bool_)
-        action = self._execute(self._action)
-        return action[0] if n is None else action
+        return out
 
     def _mask(self, mask: Any, columns: int) -> np.ndarray:
         size = flatdim(self.spec.extras["action_mask"])
@@ -157,9 +168,10 @@ class Team(Agent):
     def __init__(self, algorithm: Algorithm, ctx: RunContext, env_steps: int, normalize: Normalizer) -> None:
         self.algorithm, self.spec, self.env_steps = algorithm, ctx.spec, env_steps
         self.ctx, self.normalize, self._native = ctx, normalize, ctx.spec.native_spaces or ctx.spec.groups
-        if {"prev_action", "prev_reward"}.intersection(ctx.needs.keys):
-            raise ConfigError("algo", "takes the last action or reward as input, which several agents do not support")
-        self._inside, self._memory, self._alive = next(iter(ctx.spec.groups.values())), set[str](), dict[str, Any]()
+        if "prev_reward" in ctx.needs.keys:
+            raise ConfigError("algo", "takes the last reward as input, which several agents do not support")
+        self._inside, self._memory = next(iter(ctx.spec.groups.values())), {"prev_action"}.intersection(ctx.needs.keys)
+        self._rows = TeamRows(ctx.spec, bool(self._memory))
         self.reset()
 
     def act(
@@ -170,47 +182,22 @@ class Team(Agent):
         Args:
             alive: agents that act, ``[N]`` or ``[n, N]`` bool; None: all.
         """
-        if mode not in get_args(Mode):
-            raise ValueError(f"mode should be one of {', '.join(get_args(Mode))}, got {mode!r}")
         if not isinstance(obs, Mapping) or obs.keys() != self._native.keys():
             raise ValueError(f"obs should map groups to observations: {', '.join(self._native)}")
-        sizes = {name: len(group.agents) for name, group in self.spec.groups.items()}
-        found = {name: batched(self._space(name, sizes[name]), obs[name]) for name in sizes}
+        found = {name: batched(self._space(name), obs[name]) for name in self._native}
         (n, *others) = {n for _, n in found.values()}
         if others:
             raise ValueError("the groups differ in their number of environments")
         self._begin(columns := 1 if n is None else n)
-        step, first = dict[str, Any](), self._first
-        for name, group in self.spec.groups.items():
-            shape = (columns, *([sizes[name]] * bool(sizes[name])))
-            own = {"obs": observe(self._native[name].obs)(found[name][0])}
-            own["alive"] = np.broadcast_to(True if alive is None else np.asarray(alive[name], np.bool_), shape)
-            before = (
-                np.zeros(shape, np.bool_)
-                if first.all()
-                else self._alive[name] & ~first.reshape(-1, *[1] * (len(shape) - 1))
-            )
-            own["agent_is_first"], self._alive[name] = own["alive"] & ~before, own["alive"]
-            if "action_mask" in (group if self.spec.nested else self.spec).extras:
-                if action_mask is None:
-                    raise ValueError("this policy was trained with action masks: act(obs, action_mask={group: ...})")
-                own["action_mask"] = np.broadcast_to(
-                    np.asarray(action_mask[name], np.bool_), (*shape, np.shape(action_mask[name])[-1])
-                )
-            step |= {name: own} if self.spec.nested else own
-        with torch.inference_mode(), self.ctx.acting(EnvShard("eval", columns, range(columns))):
-            step["is_first"] = first
-            seen = tree.map(lambda x: torch.from_numpy(np.array(x, order="C")).to(self.ctx.device), step)
-            if not self.spec.nested:
-                seen["obs"] = self.normalize(seen["obs"])
-            out, self._carry = self.algorithm.act(seen, self._carry, mode)
-        self._first = np.zeros(columns, np.bool_)
-        chosen = {name: out[name]["action"] if self.spec.nested else out["action"] for name in sizes}
-        actions = {name: execute(self._native[name].action)(x.cpu().numpy()) for name, x in chosen.items()}
+        seen = {name: observe(self._native[name].obs)(batch) for name, (batch, _) in found.items()}
+        out = self._decide(self._rows.row(seen, self._first, alive, action_mask), mode, columns)
+        groups = {name: out[name] if self.spec.nested else out for name in self._native}
+        self._rows.actions = {name: group["action"].cpu().numpy() for name, group in groups.items()}
+        actions = {name: execute(self._native[name].action)(x) for name, x in self._rows.actions.items()}
         return {name: action[0] for name, action in actions.items()} if n is None else actions
 
-    def _space(self, name: str, agents: int) -> Any:
-        space = self._native[name].obs
+    def _space(self, name: str) -> Any:
+        space, agents = self._native[name].obs, len(self.spec.groups[name].agents)
         return batch_space(space, agents) if agents else space
 
 

@@ -223,8 +223,8 @@ class RunContext(Context):
         memo.update({id(value): value for value in self.schedules.moving()})
         return self
 
-    def traceable(self, components: Iterable[Trainable]) -> bool:
-        """Return whether these components, those inside and all models are ``traceable``, which is not inherited."""
+    def traceable(self, components: Iterable[torch.nn.Module]) -> bool:
+        """Return whether these components and all models are ``traceable``, which they do not inherit."""
         parts = {type(part) for root in components for part in root.modules() if isinstance(part, Trainable)}
         classes = parts | {cls for slot, cls in self.built if slot != "simulator"}
         return all(vars(cls).get("traceable", False) for cls in classes)
@@ -241,7 +241,9 @@ class RunContext(Context):
         return models[0] if len(models) == 1 else Ensemble(models)
 
     def simulator(self) -> Simulator:
-        found = self._offered("simulator", "has no simulator, which the algorithm needs for planning")
+        found = self._offered(
+            "simulator", "has no simulator; env.simulator=copy or rlplug.envs.simulated may offer one"
+        )
         self.built.add(("simulator", type(found)))
         return found
 

@@ -56,6 +56,7 @@ KEYS: Mapping[str, tuple[str, str, str]] = {
     "action_mask": ("[T+1, B, A]", "bool", "actions allowed in the row"),
     "alive": ("[T+1, B, N]", "bool", "agents that take part in the row, and act on it"),
     "state": ("[T+1, B, ...]", "float32", "global state of a multi-agent environment"),
+    "env_state": ("[T+1, B, ...]", "as the space", "all that determines the next rows: where a simulator can start"),
     "task": ("[T+1, B, ...]", "as the space", "task of the episode"),
     "logp": ("[T+1, B]", "float32", "log-probability of the action under the policy that acted"),
     "value": ("[T+1, B]", "float32", "value estimate of the policy that acted; present on row T too"),

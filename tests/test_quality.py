@@ -57,7 +57,8 @@ def test_attributes_are_assigned_or_declared_as_fields(tmp_path, monkeypatch):
 
 def test_an_algorithm_is_one_short_file():
     sizes = {path.name: lines([path]) for path in ARCHITECTURE["ALGORITHMS"]}
-    assert {name: n for name, n in sizes.items() if n > BUDGETS["algorithm"]["limit"]} == {}
+    budget = BUDGETS["algorithm"]
+    assert {name: n for name, n in sizes.items() if n > budget["named"].get(name, budget["limit"])} == {}
 
 
 def test_lines_of_code_are_counted_without_what_explains_them():

@@ -86,7 +86,8 @@ class Buffer(Protocol):
         ...
 
     def feedback(self, index: Tensor, values: Batch) -> None:
-        """Update ``priority [B]`` or ``carry``; insertion ids that have been overwritten are ignored.
+        """Update ``priority [B]``, ``carry``, or stored keys by their new values in the first ``k`` rows of the sample,
+        leaves ``[k, B, ...]``; insertion ids that have been overwritten are ignored.
 
         Raises:
             RunError: ``values`` has another key, or one that this buffer does not store.
@@ -152,7 +153,11 @@ class VecEnv(Protocol):
 
 
 class Simulator(Protocol):
-    """Pure functions of batches of states, for planning: a tree search expands a different node in every column."""
+    """Pure functions of batches of states, for planning: a tree search expands a different node in every column.
+
+    The environment's rows have its state as the numeric extra ``env_state``, an array or a dict of arrays. A state that
+    has ended stays: its step returns the same state and the reward 0.
+    """
 
     def step(self, env_state: Any, action: Tensor) -> Batch:
         """Return the result of ``action [B, ...]``: ``env_state``, ``obs``, extras and keys as of ``VecEnv.step``."""
@@ -162,9 +167,11 @@ class Simulator(Protocol):
         """Return the reward ``[B]`` of transitions, for other goals or learned dynamics.
 
         Args:
-            batch: ``action``, and the real or imagined results of ``step`` other than the reward.
+            batch: ``obs``, ``action``, ``next_obs``, and ``env_state``, ``next_env_state`` where they are known.
         """
         ...
+
+    def terminated(self, batch: Batch) -> Tensor: ...  # [B] bool: whether transitions, as for ``reward``, terminate
 
 
 class Goals(Protocol):

@@ -259,6 +259,14 @@ class Algorithm(Trainable):
         ((_, batch),) = play([Job(0, episodes=episodes, mode="greedy")])
         return episode_metrics(batch, getattr(getattr(self, "ctx", None), "spec", None))
 
+    def pictures(self, batch: Batch) -> Tensor | None:
+        """Return images ``[n, H, W, 3]`` uint8 that compare predictions with a sample, for ``eval.record``.
+
+        Args:
+            batch: a sample of the buffer as ``prepare`` gets it; no random numbers are drawn from it.
+        """
+        return None
+
     def logp(self, batch: Batch) -> Tensor:
         """Return the log-probability or log-density ``[T+1, B]`` of ``batch["action"]`` under the current policy.
 

@@ -43,6 +43,7 @@ class Needs:
     data: Data = "rollout"  # kind of its samples
     off_policy: bool = False  # can learn from data of other policies
     rewards: bool = True  # learns from rewards, so intrinsic rewards apply
+    simulates: bool = False  # plans with ``ctx.simulator()``, whose rows are not preprocessed
     gradients: bool = False  # compute gradients on the collecting actor, with the weights that played the segment
     perturbable: bool = False  # exploration modules may change its actions after ``act``
     noise: str = ""  # acts greedily; needs an exploration module, such as this one
@@ -67,7 +68,8 @@ class Losses:
             GLOBAL count of valid rows; 0-d: unchanged. With an agent axis (``[..., B, N]``, as ``batch["alive"]``):
             averaged over the agents alive in valid rows; then every term and metric is 0-d or has that axis.
         metrics: detached; per row or 0-d, averaged over ranks in the same way.
-        feedback: for the buffer: ``priority [B]``, a new ``carry``. ``after_step`` removes the algorithm's own keys.
+        feedback: for the buffer: ``priority [B]``, a new ``carry``, new values of stored keys. ``after_step`` removes
+            the algorithm's own keys.
         diagnostics: returns additional metrics; called without gradient, only in steps whose metrics are read.
     """
 
@@ -88,7 +90,7 @@ class Optim:
     grad_clip: float | None = None
     grad_clip_by: Clip = "global_norm"  # value: each element, norm: each tensor, global_norm: all tensors together
     every: int = 1  # stepped on every n-th call of ``minimize`` that names the part (TD3's actor: 2)
-    lr: Tensor | None = None  # 0-d tensor of a schedule
+    lr: Tensor | Sequence[Tensor] | None = None  # 0-d tensor of a schedule, or one for each parameter group
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,18 @@ class Storage:
     )
 
 
+def check_first_sequence(ctx: Context) -> None:
+    """Raise ``ConfigError`` if updates are due before every environment has filled a sequence.
+
+    They would wait, and then all learn from the first few sequences.
+    """
+    first = ctx.needs.window.rows * ctx.num_envs
+    if ctx.replay_ratio is not None and ctx.learning_starts < first:
+        said = f"{ctx.learning_starts} steps of {ctx.num_envs} environments hold no sequence of {ctx.needs.window.rows}"
+        said += f" rows, from which replay_ratio={ctx.replay_ratio:g} has to learn; use {first}"
+        raise ConfigError("num_steps_sampled_before_learning_starts", said)
+
+
 def check_compressible(cfg: Storage, ctx: Context) -> None:
     if cfg.device == "learner" and ctx.device.type != "cpu":
         raise ConfigError("buffer.compress", "images are compressed on the host; use buffer.device=cpu or pinned")

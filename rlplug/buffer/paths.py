@@ -5,6 +5,8 @@ from __future__ import annotations
 from functools import reduce
 from typing import Any
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from rlplug import tree
@@ -43,3 +45,12 @@ def put_rows(storage: Batch, rows: Batch, at: int, length: int, size: int) -> No
     else:
         tree.put(storage, slice(at, size), tree.take(rows, slice(size - at)))
         tree.put(storage, slice(at + length - size), tree.take(rows, slice(size - at, None)))
+
+
+def put_last(kept: Tensor, places: Any, new: Tensor) -> None:
+    """Write ``new [k, n, ...]`` to places ``[k, n]`` of the flattened ``kept [R, B, ...]``; the last of equal ones."""
+    places, last = np.unique(places.reshape(-1)[::-1], return_index=True)
+    last = torch.from_numpy(new.shape[0] * new.shape[1] - 1 - last)
+    new = new.detach().flatten(0, 1)
+    new = new[last.to(new.device)].to(kept.device, kept.dtype)
+    kept.flatten(0, 1).index_copy_(0, torch.from_numpy(places).to(kept.device), new)

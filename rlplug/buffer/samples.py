@@ -1,10 +1,16 @@
-"""Check a sample against an algorithm's needs."""
+"""Samples: check one against an algorithm's needs, and draw one for pictures."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from rlplug.api import Needs
+from rlplug import tree
+from rlplug.api import Algorithm, Buffer, Needs
 from rlplug.types import Batch
 
 
@@ -26,3 +32,22 @@ def sample_misfit(batch: Batch, needs: Needs) -> str | None:
         if isinstance(leaf, Tensor) and leaf.ndim > 1 and leaf.shape[:2] != batch["valid"].shape:
             return f"returned {key} of {[*leaf.shape[:2]]} rows and columns; valid has {[*batch['valid'].shape]}"
     return None
+
+
+def predictions(
+    algorithm: Algorithm, buffer: Buffer, ctx: Any, normalized: Callable[[Batch], Batch]
+) -> NDArray[Any] | None:
+    """Return ``Algorithm.pictures`` of a sample, ``[n, H, W, 3]``; the run draws the same samples as without.
+
+    Args:
+        ctx: the run's context, with its generators and device.
+        normalized: maps a sample to what ``prepare`` gets.
+    """
+    if type(algorithm).pictures is Algorithm.pictures or not buffer.ready():
+        return None
+    states = [(generator, generator.get_state()) for generator in ctx.generators.values()]
+    with torch.no_grad():
+        shown = algorithm.pictures(normalized(tree.map(lambda x: x.to(ctx.device), buffer.sample())))
+    for generator, state in states:
+        generator.set_state(state)
+    return None if shown is None else shown.cpu().numpy()

@@ -14,8 +14,11 @@ from rlplug import tree
 from rlplug.api import Context, RowLog
 from rlplug.buffer.images import TOO_SMALL, Compressed, Images, Raw
 from rlplug.buffer.options import Storage, check_compressible
-from rlplug.buffer.paths import Path, as_stored, leaf_at, put_rows, set_leaf, without
+from rlplug.buffer.paths import Path, as_stored, leaf_at, put_last, put_rows, set_leaf, without
 from rlplug.types import Batch, ConfigError, RunError
+
+STREAM = {"is_first", "valid", "terminated", "truncated"}
+"""keys that lay out the rows"""
 
 PIECE = 64 * 2**20
 """maximum bytes of encoded rows per chunk; a chunk's compressed images are padded to the longest one"""
@@ -60,6 +63,7 @@ class Ring:
         self._flat: Batch = {}  # the same, [R * B, ...]
         self._carry: Batch = {}
         self._refreshed = False  # whether recurrent states were replaced
+        self._replaced = set[str]()  # keys whose values were replaced
         self._images: dict[Path, Images] = {}
 
     def __bool__(self) -> bool:
@@ -157,13 +161,33 @@ class Ring:
                     f" {self.stride} rows"
                 )
             states = row // self.stride + np.arange(len(new))[:, None]
-            places = (states % self._states * self.columns + column).reshape(-1)
-            places, last = np.unique(places[::-1], return_index=True)
-            last = torch.from_numpy(new.shape[0] * new.shape[1] - 1 - last)
-            new = new.detach().flatten(0, 1)
-            new = new[last.to(new.device)].to(kept.device, kept.dtype)
-            kept.flatten(0, 1).index_copy_(0, torch.from_numpy(places).to(kept.device), new)
+            put_last(kept, states % self._states * self.columns + column, new)
         self._refreshed = True
+
+    @property
+    def replaceable(self) -> set[str]:
+        """Return the keys that ``replace`` accepts: all but images, and those of the stream."""
+        return self._leaves.keys() - STREAM
+
+    def replace(self, row: Any, column: Any, values: Batch) -> None:
+        """Replace values of ``k`` rows from ``row [n]`` on; if a row is given twice, by the last ones.
+
+        Args:
+            values: leaves ``[k, n, ...]``.
+
+        Raises:
+            RunError: a leaf has another shape, or more rows than a sample.
+        """
+        for path, new in tree.items(values):
+            kept = leaf_at(self._leaves, path)
+            if new.shape[1:] != (len(row), *kept.shape[2:]) or len(new) > self.span + 1:
+                raise RunError(
+                    f"{'.'.join(path)!r} was fed back with shape {list(new.shape)}; of {len(row)} samples it is [k,"
+                    f" {', '.join(map(str, (len(row), *kept.shape[2:])))}], k at most the rows of a sample"
+                )
+            rows = row + np.arange(len(new))[:, None]
+            put_last(kept, rows % self.rows * self.columns + column, new)
+            self._replaced.add(path[0])
 
     def _take(self, kept: Batch, places: Any) -> Batch:
         host, shape = torch.from_numpy(places.reshape(-1)), places.shape
@@ -268,6 +292,8 @@ class Ring:
         log.state = {"written": self.written, "open": rest if self.stride else tree.take(rest, 0)}
         if self._refreshed:  # rows are not saved again: save all states
             log.state["carry"] = self._carry
+        if self._replaced:
+            log.state["replaced"] = {key: self._leaves[key] for key in sorted(self._replaced)}
         if self._images:
             log.state["images"] = {
                 ".".join(path): {"shape": list(images.shape), "begin": images.pool.begin(self.first)}
@@ -321,6 +347,9 @@ class Ring:
         if "carry" in state:
             tree.put(self._carry, slice(None), state["carry"])
             self._refreshed = True
+        for key, leaf in state.get("replaced", {}).items():
+            tree.put(self._leaves[key], slice(None), leaf) if isinstance(leaf, dict) else self._leaves[key].copy_(leaf)
+            self._replaced.add(key)
         for images in self._images.values():
             images.resume(self.first, self.written)
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar, Generic, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from rlplug import tree
 from rlplug.api import Buffer, Context, Data, RowLog, Segment
 from rlplug.buffer.episodes import stream
 from rlplug.buffer.options import Storage
@@ -44,7 +46,7 @@ class Windows(Buffer, Generic[R]):
     sequences: ClassVar[bool] = False
     size_key: ClassVar[str] = "buffer.capacity"
     keeps: ClassVar[tuple[str, ...]] = ("priority",)
-    """accepted feedback keys; a subclass with uniform sampling accepts priorities and ignores them"""
+    """feedback keys other than stored ones; a subclass with uniform sampling accepts priorities and ignores them"""
     relabels: ClassVar[frozenset[str]] = frozenset()
     """keys of a window, including ``obs.<part>``, that ``relabel`` may change"""
     ring: ClassVar[type[Ring]] = Ring
@@ -128,12 +130,23 @@ class Windows(Buffer, Generic[R]):
         return batch
 
     def feedback(self, index: Tensor, values: Mapping[str, Tensor]) -> None:
-        """Ignore priorities.
+        """Ignore priorities, and replace stored keys in the first ``k`` rows of the windows ``index [n]``.
+
+        Args:
+            values: leaves ``[k, n, ...]``; of rows in several windows, the last window counts.
 
         Raises:
-            RunError: ``values`` holds a key that is not in ``keeps``.
+            RunError: ``values`` holds a key that is neither in ``keeps`` nor stored, or has another shape.
         """
-        check_feedback(self, values, self.keeps)
+        stored = {key for ring in self.rings for key in ring.replaceable}
+        check_feedback(self, values, (*self.keeps, *sorted(stored.difference(self.keeps))))
+        new = {key: x for key, x in values.items() if key in stored and key not in self.keeps}
+        if not new:
+            return
+        row, column = np.divmod(index.cpu().numpy(), self.columns)
+        for ring, mine in self.rings.split(column):
+            mine = mine[(row[mine] >= ring.first) & (row[mine] + self.window <= ring.written)]
+            ring.replace(row[mine], column[mine] - ring.begin, tree.take(new, (slice(None), torch.from_numpy(mine))))
 
     def nbytes(self, row: Batch) -> int:
         return self.rings.nbytes(row)

@@ -31,9 +31,11 @@ def options(config: Any, defaults: Mapping[str, Any]) -> list[Option]:
     """
     rows: list[Option] = []
     for name, field in config.__pydantic_fields__.items():
-        if any(isinstance(mark, Nested) for mark in field.metadata):
-            inside = defaults.get(name, {}).get("name", "")
-            rows.append(Option(name, "model", inside, "", field.description or ""))
+        mark = next((mark for mark in field.metadata if isinstance(mark, Nested)), None)
+        if mark is not None:
+            inside = "null" if defaults.get(name, {}) is None else defaults.get(name, {}).get("name", "")
+            kind = f"{mark.kind}s by name, or null" if mark.several else mark.kind
+            rows.append(Option(name, kind, inside, "", field.description or ""))
             continue
         annotation = Annotated[(field.annotation, *field.metadata)] if field.metadata else field.annotation
         default = show(defaults[name]).strip("'") if name in defaults else ""

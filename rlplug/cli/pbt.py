@@ -48,7 +48,6 @@ class PBT:
     perturb: Annotated[list[PositiveFloat], Field(min_length=1)] = option("Factors for an option of a copy.")
     resample: UnitFloat = option("Probability of drawing an option from its search space instead.")
     workers: NonNegativeInt | None = option("Runs at a time; null: one per CPU core; 0: in this process.")
-    ray: str | None = option("Address of a Ray cluster whose nodes train the members, or auto; null: this machine.")
 
 
 @dataclass
@@ -113,7 +112,7 @@ def main(overrides: Sequence[str], as_json: bool = False) -> int:
 
     population, total, unit = Population(cfg, run.seed, searched), run.total_steps, run.loop.cls.unit
     about = {"overrides": fixed, "searched": {key: asdict(one) for key, one in searched.items()}}
-    about |= {"sweeper": {key: value for key, value in asdict(cfg).items() if key not in ("workers", "ray")}}
+    about |= {"sweeper": {key: value for key, value in asdict(cfg).items() if key != "workers"}}
     rounds = -(-total // cfg.every)
     with run_dir.locked(folder, "hydra.sweep.dir"):
         tell(f"{cfg.members} members, {rounds} rounds of {cfg.every:,} {STEP[unit]}s, in {folder}")
@@ -264,11 +263,7 @@ def _train(cfg: PBT, jobs: Sequence[_Job]) -> None:
 
 
 def _outcomes(cfg: PBT, lines: Sequence[Sequence[str]], logs: Sequence[str]) -> Sequence[int]:
-    """Run command lines in processes, on this machine or on the nodes of a cluster; return their exit codes."""
-    if cfg.ray is not None:
-        from rlplug.actors.tasks import on_nodes
-
-        return on_nodes(cfg.ray, logged, lines, logs)
+    """Run command lines in processes, and return their exit codes."""
     with ThreadPoolExecutor(cfg.workers or os.cpu_count() or 1) as pool:
         return [*pool.map(logged, lines, logs)]
 

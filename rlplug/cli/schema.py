@@ -127,7 +127,11 @@ def _properties(config: Any) -> dict[str, Schema]:
     for name, field in config.__pydantic_fields__.items():
         for mark in field.metadata:
             if isinstance(mark, Nested):
-                properties[name]["$ref"] = f"#/definitions/{mark.kind}"
+                node = {"anyOf": [{"$ref": f"#/definitions/{mark.kind}"}, {"type": "string"}]}
+                several = {"anyOf": [{"type": "object", "additionalProperties": {"type": "object"}}, {"type": "null"}]}
+                doc = {"description": field.description}
+                properties[name] = doc | (several if mark.several else node if mark.kind == "algo" else {})
+                properties[name] |= {"$ref": f"#/definitions/{mark.kind}"} if mark.kind == "model" else {}
     return properties
 
 

@@ -160,8 +160,9 @@ def check_step_sizes(key: str, cfg: Any, who: Trainable, parts: Parts, following
     for name in (name for name, tensors in schedules.items() if not tensors):
         raise mistake(who, "", f"never calls ctx.schedule(cfg.{name}), but {key}.{name} is a schedule")
     followed = {part: state.optim.lr for part, state in parts().items()}
+    given = [x for lr in followed.values() if lr is not None for x in ([lr] if isinstance(lr, Tensor) else lr)]
     for name, tensors in schedules.items() if followed else ():
-        if not any(lr is tensor for lr in followed.values() for tensor in tensors):
+        if not any(lr is tensor for lr in given for tensor in tensors):
             deaf = " and ".join(repr(part) for part, lr in followed.items() if lr is None)
             way = f"write Optim(..., lr=ctx.schedule(cfg.{name}))"
             raise mistake(who, "optimizers", f"gives {deaf} no lr, but {key}.{name} is a schedule; {way}")

@@ -3,6 +3,7 @@
 from rlplug.envs.env_list import EnvList
 from rlplug.envs.making import Maker, find, make_list, make_native
 from rlplug.envs.native import NativeVector
+from rlplug.envs.simulated import simulated
 from rlplug.envs.spaces import sample_tasks
 from rlplug.envs.subprocess import Subprocess
 from rlplug.envs.wrapping import Wrapping
@@ -17,4 +18,5 @@ __all__ = [
     "make_list",
     "make_native",
     "sample_tasks",
+    "simulated",
 ]

@@ -14,14 +14,15 @@ from rlplug.types import KEYS, Batch, ConfigError
 
 OPTION = "env.info_keys"
 SUCCESS = "is_success"  # whether an episode has reached its goal; the name is Gymnasium-Robotics'
-RESERVED = {*KEYS, "restarted"} - {"state"}
+STATE = "env_state"  # keeps its precision
+RESERVED = {*KEYS, "restarted"} - {"state", STATE}
 
 
 class Extras:
     """Reads the named keys of ``info``. The first reset determines their shapes and types.
 
-    Floats become float32, like observations; integers and bools do not change. Resets may omit ``is_success``: it is
-    then a float, and 0 in an episode's first row.
+    Floats become float32, like observations, except in ``env_state``; integers and bools do not change. Resets may omit
+    ``is_success``: it is then a float, and 0 in an episode's first row.
 
     Args:
         keys: the keys, in order.
@@ -44,8 +45,10 @@ class Extras:
             if (space := space_of(info[key])) is None:
                 said = f"info[{key!r}] is of type {type(info[key]).__name__}; expected a number or array"
                 raise ConfigError(OPTION, said)
-            self.spaces[key] = inside_obs(space)
-        self._read = {key: leaf_reader(f"info[{key!r}]", space) for key, space in self.spaces.items()}
+            exact = Box(-np.inf, np.inf, space.shape, np.float64)
+            self.spaces[key] = exact if key == STATE else inside_obs(space)
+        self._read: dict[str, Any] = {key: leaf_reader(f"info[{key!r}]", x) for key, x in self.spaces.items()}
+        self._read |= {key: np.asarray for key in (STATE,) if key in keys}
 
     def write(self, rows: Batch, i: int, info: Mapping[str, Any], begins: bool = False) -> None:
         """Write the extras of ``info``, from a reset if ``begins``, to row ``i`` of ``rows``, ``[B, ...]`` each.

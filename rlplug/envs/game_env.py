@@ -14,7 +14,7 @@ from torch import Tensor
 from rlplug import tree
 from rlplug.api import Context, EnvTraits, VecEnv
 from rlplug.envs.checking import check_seeds
-from rlplug.envs.games import Game, GameSimulator
+from rlplug.envs.games import Game, GameSimulator, TurnGame
 from rlplug.envs.on_device import GOLDEN, first_counter, uniform
 from rlplug.types import Batch, ConfigError, EnvSpec, RunError, Tree, groups_of
 
@@ -40,7 +40,7 @@ class GameEnv(VecEnv):
             raise ConfigError("eval.record", "games cannot render; use 0")
         self.game, self.limit, self.env_ids, self.device = game, max_episode_steps, ctx.env_ids, ctx.device
         self.spec: EnvSpec = replace(game.spec, max_episode_steps=max_episode_steps or game.spec.max_episode_steps)
-        offers = partial(GameSimulator, game) if "env_state" in self.spec.extras else None
+        offers = partial(GameSimulator, game) if isinstance(game, TurnGame) and not game.hides else None
         self.traits = EnvTraits(check_bounds=False, simulator=offers)
         self._draws = torch.arange(1, game.noise_size + 1, device=ctx.device) * GOLDEN
         self._stride = torch.tensor(game.noise_size, device=ctx.device) * GOLDEN

@@ -9,7 +9,11 @@ import torch
 from gymnasium.spaces import Box, Discrete, MultiBinary, Space
 from torch import Tensor
 
+from rlplug.api import Simulator
 from rlplug.types import Batch, EnvSpec, Group, Tree
+
+MOST_CELLS = 10
+"""cells of a board of which all states are visited"""
 
 
 class Game:
@@ -22,6 +26,8 @@ class Game:
 
     spec: EnvSpec
     noise_size: int = 0
+    hides: bool = False
+    """whether a state has more than the players know, so that nobody may plan with it"""
 
     def initial(self, noise: Tensor) -> Tree:
         """Return initial states from uniform noise ``[B, noise_size]`` in [0, 1)."""
@@ -179,7 +185,7 @@ class KuhnPoker(TurnGame):
     player it is, its card, and the moves, each one-hot: ``[11]``, as OpenSpiel's information state.
     """
 
-    noise_size = 1
+    noise_size, hides = 1, True
     DEALS = ((0, 1), (0, 2), (1, 0), (1, 2), (2, 0), (2, 1))
 
     def __init__(self, device: torch.device | None = None) -> None:
@@ -259,21 +265,30 @@ class Minimax:
         return torch.where(self.game.legal(state), values, -2.0)
 
 
-class GameSimulator:
-    """A game as an ``api.Simulator``: a planner steps from any state, its ``env_state``."""
+class GameSimulator(Simulator):
+    """A game of two players in turn for planners, which step from any ``env_state``."""
 
-    def __init__(self, game: Game) -> None:
+    def __init__(self, game: TurnGame) -> None:
         self.game = game
 
-    def step(self, env_state: Tensor, action: Any) -> Batch:
-        """Return the row after ``action [B, N]``, with ``reward``, ``terminated`` and ``truncated`` of this one."""
+    def step(self, env_state: Tensor, action: Tensor) -> Batch:
+        """Return the row after ``action [B, 2]``, with ``reward``, ``terminated`` and ``truncated`` of this one."""
         after, result = self.game.move(env_state, action)
-        truncated = torch.zeros_like(result["terminated"])
-        return self.game.row(after) | result | {"env_state": after, "truncated": truncated}
+        over = self.terminated({"next_env_state": after})
+        return self.game.row(after) | result | {"terminated": over, "truncated": torch.zeros_like(over)}
+
+    def player(self, env_state: Tensor) -> Tensor:
+        """Return the index of the player to move, ``[B]``."""
+        return self.game.player(env_state)
 
     def reward(self, batch: Batch) -> Tensor:
-        """Return the rewards ``[B, 2]`` of transitions of a ``TurnGame`` that began in states that were not ended."""
-        assert isinstance(self.game, TurnGame)
-        state = batch["env_state"]
-        first = torch.where(self.game.over(state), self.game.payoff(state), 0.0)
-        return torch.stack([first, -first], -1)
+        return self.step(batch["env_state"], batch["action"])["reward"]
+
+    def terminated(self, batch: Batch) -> Tensor:
+        return self.game.over(batch["next_env_state"])[:, None].repeat(1, 2)
+
+    def minimax(self) -> Minimax | None:
+        """Return exact values and best moves of every state; None if there are too many."""
+        if isinstance(self.game, LineGame) and self.game.height * self.game.width <= MOST_CELLS:
+            return Minimax(self.game)
+        return None

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from gymnasium.spaces import Space
+from gymnasium.spaces import Box, Space
 from gymnasium.vector import AutoresetMode
 from torch import Tensor
 
-from rlplug.api import Context, EnvTraits, VecEnv
+from rlplug.api import Context, EnvTraits, Simulator, VecEnv
 from rlplug.envs.checking import check_seeds
 from rlplug.envs.spaces import single_agent
 from rlplug.types import Batch, ConfigError, Tree
@@ -30,10 +32,15 @@ class OnDevice(VecEnv):
     depends only on its column's seed and its number, on every device and for any other columns. The state is in double
     precision, as in Gymnasium's environments.
 
+    Every row has the extra ``env_state [B, S + 2]``: the state, the steps of the episode so far, and 1.0 where it
+    terminated. The environment offers a simulator that continues from it.
+
     Args:
         obs, action: the environment's spaces.
         noise_size: number of uniform random numbers that determine an initial state.
+        state_size: number ``S`` of numbers of a state; None: ``noise_size``.
         max_episode_steps: steps after which an episode is truncated.
+        mask_size: number of actions, for an environment that defines ``allowed``; None: it has no masks.
 
     Raises:
         ConfigError: rendering is requested.
@@ -43,14 +50,24 @@ class OnDevice(VecEnv):
     traceable: ClassVar[bool] = False
 
     def __init__(
-        self, ctx: Context, obs: Space[Any], action: Space[Any], noise_size: int, max_episode_steps: int
+        self,
+        ctx: Context,
+        obs: Space[Any],
+        action: Space[Any],
+        noise_size: int,
+        max_episode_steps: int,
+        state_size: int | None = None,
+        mask_size: int | None = None,
     ) -> None:
         if ctx.render:
             raise ConfigError("eval.record", "environments on a device cannot render; use 0")
         self.device, self.num_envs, self.limit = ctx.device, len(ctx.env_ids), max_episode_steps
         recorded = vars(type(self)).get("traceable", False)  # not inherited
-        self.traits = EnvTraits(check_bounds=False, device=ctx.device, traceable=recorded)
-        self.spec = single_agent(obs, action, max_episode_steps)
+        simulator = partial(DeviceSimulator, self)
+        self.traits = EnvTraits(check_bounds=False, device=ctx.device, traceable=recorded, simulator=simulator)
+        spec = single_agent(obs, action, max_episode_steps, mask_size=mask_size)
+        state = Box(-np.inf, np.inf, ((state_size or noise_size) + 2,), np.float64)
+        self.masked, self.spec = mask_size is not None, replace(spec, extras=spec.extras | {"env_state": state})
         self._draws = torch.arange(1, noise_size + 1, device=self.device).unsqueeze(-1) * GOLDEN
         self._stride = torch.tensor(noise_size, device=self.device) * GOLDEN
 
@@ -69,6 +86,16 @@ class OnDevice(VecEnv):
         """Return the observation ``[B, ...]`` of a state ``[S, B]``, as a view or as new memory."""
         raise NotImplementedError(f"{type(self).__name__}.observe")
 
+    def allowed(self, state: Tensor) -> Tensor:
+        """Return which actions a state ``[S, B]`` that has not ended allows, ``[B, A]`` bool."""
+        raise NotImplementedError(f"{type(self).__name__}.allowed")
+
+    def row(self, state: Tensor, length: Tensor, over: Tensor, terminated: Tensor) -> Batch:
+        """Return ``obs`` and the extras ``[B, ...]`` of states ``[S, B]``; after the end, all actions are allowed."""
+        numbers = torch.stack((length.to(state.dtype), terminated.to(state.dtype)))
+        row = {"obs": self.observe(state).float(), "env_state": torch.cat((state, numbers)).T.contiguous()}
+        return row | ({"action_mask": self.allowed(state) | over.unsqueeze(-1)} if self.masked else {})
+
     def reset(self, seeds: Sequence[int], tasks: Tree = None) -> Batch:
         """Start episode 0 of every column.
 
@@ -80,7 +107,7 @@ class OnDevice(VecEnv):
         self._length = torch.zeros_like(self._counter)
         self._over = torch.zeros_like(self._counter, dtype=torch.bool)
         self._state = self.initial(self._noise())
-        return {"obs": self.observe(self._state).float()}
+        return self.row(self._state, self._length, self._over, self._over)
 
     def step(self, action: Tensor) -> Batch:
         """Step every column; a column whose row is final starts its next episode instead."""
@@ -89,10 +116,11 @@ class OnDevice(VecEnv):
         self._counter += over * self._stride
         self._length.add_(1).mul_(going)
         torch.where(over, self.initial(self._noise()), moved, out=self._state)
-        terminated, truncated = terminated & going, self._length >= self.limit
+        terminated = terminated & going
+        truncated = (self._length >= self.limit) & ~terminated
         torch.logical_or(terminated, truncated, out=self._over)
         said = {"reward": (reward * going).float(), "terminated": terminated, "truncated": truncated}
-        return {"obs": self.observe(self._state).float()} | said
+        return self.row(self._state, self._length, self._over, terminated) | said
 
     def state(self) -> Tree:
         """Return the state that determines the columns' next rows."""
@@ -126,6 +154,30 @@ def first_counter(seeds: Sequence[int], device: torch.device) -> Tensor:
 def uniform(counter: Tensor) -> Tensor:
     """Return the uniform number in [0, 1) of every counter of a stream, as float64."""
     return (_mixed(counter) >> 11 & (1 << 53) - 1).double() * 2.0**-53
+
+
+class DeviceSimulator(Simulator):
+    """Steps an environment on a device from any ``env_state``."""
+
+    def __init__(self, env: OnDevice) -> None:
+        self.env = env
+
+    def step(self, env_state: Tensor, action: Tensor) -> Batch:
+        (*_, length, ended), before = env_state.unbind(-1), env_state[..., :-2].T
+        state, reward, terminated = self.env.move(before, action)
+        ended = (ended > 0) | (length >= self.env.limit)
+        state = torch.where(ended, before, state)
+        over = self.terminated({"next_env_state": env_state}) | (terminated & ~ended)
+        length = torch.where(ended, length, length + 1)
+        truncated = (length >= self.env.limit) & ~over
+        said = {"reward": torch.where(ended, 0.0, reward).float(), "terminated": over, "truncated": truncated}
+        return self.env.row(state, length, over | truncated, over) | said
+
+    def reward(self, batch: Batch) -> Tensor:
+        return self.step(batch["env_state"], batch["action"])["reward"]
+
+    def terminated(self, batch: Batch) -> Tensor:
+        return batch["next_env_state"][..., -1] > 0
 
 
 def _mixed(x: Tensor) -> Tensor:

@@ -52,7 +52,7 @@ def n_step_rows(
     """Compute ``n_step`` from every row of a sequence that is followed by ``n`` rows.
 
     Args:
-        reward: ``[L+n, B]``; rows that are not valid are ignored.
+        reward: ``[L+n, B]``, or ``[L+n, B, N]`` as ``terminated`` and ``valid``; rows that are not valid are ignored.
         terminated: ``[L+n, B]`` bool.
         valid: ``[L+n, B]`` bool; the last row is not read.
         gamma: discount factor.
@@ -65,7 +65,7 @@ def n_step_rows(
     """
     reward, terminated, valid = (x.unfold(0, n + 1, 1).movedim(-1, 0) for x in (reward, terminated, valid))
     ret, discount, k = n_step(reward, terminated, valid, gamma)
-    return ret, discount, k + torch.arange(len(k), device=k.device)[:, None]
+    return ret, discount, k + torch.arange(len(k), device=k.device).view(-1, *(1,) * (k.ndim - 1))
 
 
 def n_step_transitions(batch: Batch, gamma: float) -> Batch:

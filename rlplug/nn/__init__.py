@@ -2,7 +2,7 @@
 
 from rlplug.nn.actor_critic import ActorCritic, Policy
 from rlplug.nn.cnn import CNN, Pixels, ResidualCNN, is_image
-from rlplug.nn.critic import Critic, DiscreteCritic, FeatureCritic, InputCritic, critic_for, frozen
+from rlplug.nn.critic import Critic, DiscreteCritic, FeatureCritic, InputCritic, constant, critic_for, frozen
 from rlplug.nn.distributions import Bernoulli, Categorical, DiagGaussian, Distribution, MultiCategorical, TanhGaussian
 from rlplug.nn.ensemble import Ensemble
 from rlplug.nn.heads import (
@@ -14,9 +14,10 @@ from rlplug.nn.heads import (
     TanhGaussianHead,
     head_for,
 )
+from rlplug.nn.mixers import Mixing, MonotonicMixer, NoMixer, SumMixer, mixer_for
 from rlplug.nn.mlp import MLP, Activation, Init, LayerNorm, Linear, precise
 from rlplug.nn.module import Module
-from rlplug.nn.optim import Adam, adam_or_rmsprop
+from rlplug.nn.optim import Adam, LaProp, adam_or_rmsprop
 from rlplug.nn.recurrent import GRU, LSTM, Recurrent, unroll
 from rlplug.nn.spaces import Flatten, choices_of, flat_size, flatten, remarks
 
@@ -43,25 +44,32 @@ __all__ = [
     "Head",
     "Init",
     "InputCritic",
+    "LaProp",
     "LayerNorm",
     "Linear",
+    "Mixing",
     "Module",
+    "MonotonicMixer",
     "MultiCategorical",
     "MultiCategoricalHead",
+    "NoMixer",
     "Pixels",
     "Policy",
     "Recurrent",
     "ResidualCNN",
+    "SumMixer",
     "TanhGaussian",
     "TanhGaussianHead",
     "adam_or_rmsprop",
     "choices_of",
+    "constant",
     "critic_for",
     "flat_size",
     "flatten",
     "frozen",
     "head_for",
     "is_image",
+    "mixer_for",
     "precise",
     "remarks",
     "unroll",

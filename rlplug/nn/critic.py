@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -165,3 +166,16 @@ def frozen(module: nn.Module) -> Callable[..., Any]:
         return functional_call(module, constants, inputs)
 
     return call
+
+
+@contextmanager
+def constant(modules: Iterable[nn.Module]) -> Iterator[None]:
+    """Let no gradient reach the parameters of modules inside the block; it flows through them to their inputs."""
+    params = [p for module in modules for p in module.parameters() if p.requires_grad]
+    for p in params:
+        p.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for p in params:
+            p.requires_grad_(True)

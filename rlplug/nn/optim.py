@@ -1,4 +1,4 @@
-"""Adam, gradient clipping and the backward pass with less overhead around their kernels, and loss scaling."""
+"""Adam, LaProp, gradient clipping and the backward pass with less overhead around their kernels, and loss scaling."""
 
 from __future__ import annotations
 
@@ -164,6 +164,65 @@ def _count(steps: list[Tensor]) -> None:
         steps[0].add_(1.0)
     else:
         torch._foreach_add_(steps, 1.0)
+
+
+class LaProp(torch.optim.Optimizer):
+    """LaProp, Ziyin et al. 2020 (arXiv:2002.04839), with adaptive gradient clipping, as DreamerV3 uses both.
+
+    Gradients are divided by their root mean square before they are averaged, the other way round than in Adam, so that
+    a tiny ``eps`` is stable. A tensor's gradient is first scaled down to a norm of at most ``agc`` times that of the
+    tensor: Brock et al. 2021 (arXiv:2102.06171).
+
+    Args:
+        params: of any shape ``[...]``.
+        lr: step size, a number or 0-d.
+        betas: decay of both averages: of normalized gradients, and of squares.
+        eps: added to the root mean square.
+        agc: largest norm of a gradient, relative to its tensor's; None: no clipping.
+        warmup: steps in which the step size grows to ``lr`` in equal parts.
+    """
+
+    LEAST_NORM = 1e-3
+    """of a tensor, so that zeros can leave zero"""
+
+    def __init__(
+        self,
+        params: Iterable[Tensor],
+        lr: float | Tensor,
+        *,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-20,
+        agc: float | None = 0.3,
+        warmup: int = 0,
+    ) -> None:
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "agc": agc, "warmup": warmup})
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Update every parameter that has a gradient; closures are not supported."""
+        for group in self.param_groups:
+            params = [p for p in group["params"] if p.grad is not None]
+            if not params:
+                continue
+            for p in params:
+                if not self.state[p]:
+                    step = torch.zeros((), device=p.device)
+                    self.state[p] = {"step": step, "exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
+            steps, first, second = ([self.state[p][key] for p in params] for key in ("step", "exp_avg", "exp_avg_sq"))
+            (beta1, beta2), grads = group["betas"], [p.grad for p in params if p.grad is not None]
+            torch._foreach_add_(steps, 1.0)
+            if group["agc"] is not None:
+                sizes = torch.stack(torch._foreach_norm(params)).clamp_(min=self.LEAST_NORM).mul_(group["agc"])
+                excess = (torch.stack(torch._foreach_norm(grads)) / sizes).clamp_(min=1.0)
+                grads = list(torch._foreach_div(grads, list(excess.unbind())))
+            torch._foreach_mul_(second, beta2)
+            torch._foreach_addcmul_(second, grads, grads, 1.0 - beta2)
+            counts = torch.stack(steps)
+            scale = torch._foreach_sqrt(torch._foreach_div(second, list((1.0 - beta2**counts).unbind())))
+            torch._foreach_add_(scale, group["eps"])
+            torch._foreach_lerp_(first, torch._foreach_div(grads, scale), 1.0 - beta1)
+            lr = group["lr"] * (counts / max(1, group["warmup"])).clamp_(max=1.0) / (1.0 - beta1**counts)
+            torch._foreach_sub_(params, torch._foreach_mul(first, list(lr.unbind())))
 
 
 def backward(loss: Tensor) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -13,6 +14,9 @@ from torch.nn.functional import one_hot
 
 from rlplug import host
 from rlplug.types import ConfigError
+
+Path: TypeAlias = tuple[str, ...]
+"""keys of a part of a Dict or Tuple space"""
 
 MOST_ONE_HOT = 10_000
 """number of choices of a Discrete part above which a network learns an embedding"""
@@ -87,6 +91,26 @@ class Flatten:
         if lead < 0 or x.shape[lead:] != self.shape:
             raise ValueError(f"expected [..., {', '.join(map(str, self.shape))}], got {list(x.shape)}")
         return x.reshape(*x.shape[:lead], math.prod(self.shape))
+
+
+def parts_of(space: spaces.Space[Any], path: Path = ()) -> Iterator[tuple[Path, spaces.Space[Any]]]:
+    """Yield the parts of a Dict or Tuple, also nested, with their keys; a single space is one part."""
+    match space:
+        case spaces.Dict():
+            for key, part in space.spaces.items():
+                yield from parts_of(part, (*path, key))
+        case spaces.Tuple():
+            for i, part in enumerate(space.spaces):
+                yield from parts_of(part, (*path, str(i)))
+        case _:
+            yield path, space
+
+
+def part_at(x: Any, path: Path) -> Any:
+    """Return the part of an observation ``x``, leaves ``[...]``, at ``path``."""
+    for key in path:
+        x = x[key] if isinstance(x, dict) else x[int(key)]
+    return x
 
 
 def _one_hot(x: Tensor, n: int) -> Tensor:

@@ -10,15 +10,26 @@ PLAYED = (
     "rollout_fragment_length=8",
     "total_steps=4_000",
 )  # offline algorithms are off-policy
+TEAM = ("env=two_step",)
 # such short episodes would make other environments bandits; only one of two rows is then a final observation
 BANDIT = ("env=linear_bandit", "env.max_episode_steps=1", "rollout_fragment_length=2")
+SLATES = ("algo=slateq",)
 AGENTS = ("algo=independent",)
-
 TWO_CARTS = ("env=two_carts", "env.max_episode_steps=20")
 
 LAKES = ("env=frozenlake_tasks", "num_envs=2", "env.max_episode_steps=8")
 RAMP = ("curriculum.start=2", "curriculum.end=5", "curriculum.steps=200")
 STAGES = ("curriculum.stages=[2,3,4]", "curriculum.level=0.1", "log.every=64")
+SMALL_DREAMS = (
+    "train_batch_size=4",
+    "algo.batch_length=8",
+    "algo.imagination_length=3",
+    "num_steps_sampled_before_learning_starts=64",
+    "buffer.capacity=2_000",
+    "model=rssm",
+    "buffer=sequence",
+    "buffer.alpha=0.0",
+)
 
 
 @hookimpl
@@ -26,8 +37,10 @@ def rlplug_components() -> list[Component]:
     return [
         Component("algo", "a2c", "rlplug.plugins.algo.a2c:A2C"),
         Component("algo", "a3c", "rlplug.plugins.algo.a2c:A3C"),
+        Component("algo", "alphazero", "rlplug.plugins.algo.alphazero:AlphaZero", ("env=knapsack", "env=tictactoe")),
         Component("algo", "apex_ddpg", "rlplug.plugins.algo.ddpg:DDPG"),
         Component("algo", "apex_dqn", "rlplug.plugins.algo.dqn:DQN"),
+        Component("algo", "apex_qmix", "rlplug.plugins.algo.qmix:QMIX", TEAM),
         Component("algo", "appo", "rlplug.plugins.algo.appo:APPO"),
         Component("algo", "ars", "rlplug.plugins.algo.ars:ARS"),
         Component("algo", "bc", "rlplug.plugins.algo.marwil:BC", PLAYED),
@@ -37,6 +50,18 @@ def rlplug_components() -> list[Component]:
         Component("algo", "discrete_cql", "rlplug.plugins.algo.dqn:DQN", PLAYED),
         Component("algo", "dqn", "rlplug.plugins.algo.dqn:DQN"),
         Component("algo", "es", "rlplug.plugins.algo.es:ES"),
+        Component(
+            "algo",
+            "dreamer",
+            "rlplug.plugins.algo.dreamer:Dreamer",
+            ("algo.units=32", "algo.hidden=32", "algo.deter=16", *SMALL_DREAMS),
+        ),
+        Component(
+            "algo",
+            "dreamerv3",
+            "rlplug.plugins.algo.dreamerv3:DreamerV3",
+            ("algo.warmup=1", "algo.lr=1.0e-3", "algo.entropy=0.1", *SMALL_DREAMS),
+        ),
         Component("algo", "impala", "rlplug.plugins.algo.impala:IMPALA"),
         Component("algo", "independent", "rlplug.plugins.algo.independent:Independent", TWO_CARTS),
         Component("algo", "iql", "rlplug.plugins.algo.iql:IQL", PLAYED),
@@ -44,11 +69,14 @@ def rlplug_components() -> list[Component]:
         Component("algo", "lingreedy", "rlplug.plugins.algo.linear_bandit:LinGreedy", BANDIT),
         Component("algo", "lints", "rlplug.plugins.algo.linear_bandit:LinTS", BANDIT),
         Component("algo", "linucb", "rlplug.plugins.algo.linear_bandit:LinUCB", BANDIT),
+        Component("algo", "maddpg", "rlplug.plugins.algo.maddpg:MADDPG", TEAM),
         Component("algo", "mappo", "rlplug.plugins.algo.mappo:MAPPO", TWO_CARTS),
         Component("algo", "marwil", "rlplug.plugins.algo.marwil:MARWIL", PLAYED),
         Component("algo", "ppo", "rlplug.plugins.algo.ppo:PPO"),
+        Component("algo", "qmix", "rlplug.plugins.algo.qmix:QMIX", TEAM),
         Component("algo", "sac", "rlplug.plugins.algo.sac:SAC"),
         Component("algo", "shared", "rlplug.plugins.algo.shared:Shared", TWO_CARTS),
+        Component("algo", "slateq", "rlplug.plugins.algo.slateq:SlateQ", ("env=interest_evolution",)),
         Component("algo", "td3", "rlplug.plugins.algo.ddpg:DDPG"),
         Component("algo", "td3_bc", "rlplug.plugins.algo.ddpg:DDPG", PLAYED),
         Component("buffer", "circular", "rlplug.plugins.buffer.circular:Circular"),
@@ -68,6 +96,8 @@ def rlplug_components() -> list[Component]:
         Component("env", "connect_four", "rlplug.plugins.env.games:ConnectFour", AGENTS),
         Component("env", "dm_control", "rlplug.plugins.env.dm_control:DMControl"),
         Component("env", "gymnasium", "rlplug.plugins.env.gymnasium:Gymnasium"),
+        Component("env", "interest_evolution", "rlplug.plugins.env.interest_evolution:InterestEvolution", SLATES),
+        Component("env", "knapsack", "rlplug.plugins.env.combinatorial:Knapsack"),
         Component("env", "kuhn", "rlplug.plugins.env.games:Kuhn", AGENTS),
         Component("env", "linear_bandit", "rlplug.plugins.env.bandit:LinearBandit"),
         Component("env", "logged_bandit", "rlplug.plugins.env.bandit:LoggedBandit"),
@@ -78,8 +108,10 @@ def rlplug_components() -> list[Component]:
         Component("env", "pettingzoo", "rlplug.plugins.env.agents:PettingZoo", AGENTS),
         Component("env", "recorded", "rlplug.plugins.env.recorded:Recorded"),
         Component("env", "rock_paper_scissors", "rlplug.plugins.env.games:RockPaperScissors", AGENTS),
+        Component("env", "sparse_cartpole", "rlplug.plugins.env.classic_torch:SparseCartPole"),
         Component("env", "spread_torch", "rlplug.plugins.env.teams:Spread", AGENTS),
         Component("env", "tictactoe", "rlplug.plugins.env.games:TicTacToe", AGENTS),
+        Component("env", "tsp", "rlplug.plugins.env.combinatorial:TSP"),
         Component("env", "two_carts", "rlplug.plugins.env.teams:TwoCarts", AGENTS),
         Component("env", "two_step", "rlplug.plugins.env.games:TwoStep", AGENTS),
         Component("exploration", "boltzmann", "rlplug.plugins.exploration.discrete:Boltzmann"),
@@ -109,6 +141,7 @@ def rlplug_components() -> list[Component]:
         Component("model", "mlp", "rlplug.plugins.model.mlp:MLP"),
         Component("model", "multi_input", "rlplug.plugins.model.multi_input:MultiInput"),
         Component("model", "nature_cnn", "rlplug.plugins.model.cnn:NatureCNN"),
+        Component("model", "rssm", "rlplug.plugins.model.rssm:RSSM", ("algo=dreamerv3", *SMALL_DREAMS)),
     ]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import warnings
 from contextlib import suppress
 from datetime import UTC, datetime
 from importlib import metadata
@@ -143,9 +143,6 @@ class Callbacks:
             with suppress(Stopped):
                 if trainer.steps > self.log.steps(trainer):
                     self.log.log(trainer)
-                for name, key in sorted(self.stopping.never.items()) if trainer.ctx.rank == 0 else ():
-                    said = f"the run never logged this metric; {unknown(name, self.stopping.names)}"
-                    print(f"rlplug: {key}: {said}", file=sys.stderr, flush=True)
                 if self.estimation.possible:
                     self.log.log_row(trainer, self.estimation.run(trainer))
                 if self.evaluation.possible:
@@ -153,6 +150,9 @@ class Callbacks:
         if self.manager is not None:
             self._saved(trainer, self.manager.submit(snapshot))
             self._saved(trainer, self.manager.wait())
+        for metric in sorted(self.stopping.keys.keys() - self.stopping.seen):
+            said = f"{metric} was never logged; {unknown(metric, self.stopping.seen)}"
+            warnings.warn(f"{self.stopping.keys[metric]}: {said}", stacklevel=2)
 
     def _saved(self, trainer: Trainer, path: Path | None) -> None:
         if path is not None:

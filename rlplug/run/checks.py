@@ -65,6 +65,9 @@ def _loop(run: ResolvedRun) -> Refusals:
            f"{name} {why}; use {_options('loop', lambda cls: cls.refusal(algorithm, needs) is None)}")
     yield (not _has_rows(buffer.cls, loop), "loop", lambda:
            f"{name} {does}; use {ways()}")
+    for option, plain in {"normalize_obs": 0, "normalize_reward": 0, "scale_reward": 1, "clip_reward": None}.items():
+        yield (needs.simulates and getattr(run.config.preprocess, option) != plain, f"preprocess.{option}",
+               f"changes the environment's rows, but {run.config.algo.name} plans with a simulator; use the default")
     for option in ("in_flight", "broadcast_interval"):
         yield (getattr(run.loop.tempo, option) > 1 and not needs.off_policy and not needs.gradients, f"loop.{option}",
                f"collects with older weights, which {run.config.algo.name} does not support; use 1")
@@ -131,7 +134,7 @@ def _exploration(run: ResolvedRun) -> Refusals:
         "env.mask_key", "null runs without masks")
     yield (run.spec.has_masks and "action_mask" not in needs.keys, key,
            f"{algo} does not support action masks; {way}")
-    why = ("computes gradients in its actors" if needs.gradients else "uses no rewards" if not needs.rewards
+    why = ("computes gradients in its actors" if needs.gradients else "uses none, or a simulator's" if not needs.rewards
            else "" if run.loop.gives_rows else f"learns from no rows with loop={run.config.loop.name}")
     perturb = [key for key, chosen in modules.items() if chosen.cls.perturb is not Exploration.perturb]
     for key, chosen in modules.items():
@@ -173,7 +176,7 @@ def _hardware(run: ResolvedRun) -> Refusals:
         yield from shares(run.config.train_batch_size, plan)
     for option, plain in (("microbatches", 1), ("precision", "32-true")):
         yield (needs.gradients and getattr(plan, option) != plain, f"hardware.{option}", "applies to gradients of "
-               f"the learner, but {algo}'s actors compute them; use {plain}")
+               f"the learner, but {algo}'s actors compute them; use the default")
     if (actors := plan.actors) is not None:
         count, key = actors.count, "hardware.actors.count"
         yield num_envs % count, key, _uneven(f"num_envs={num_envs}", f"{count} actors", (

@@ -148,13 +148,11 @@ def _resume(fabric: AnyFabric, tell: Tell, plan: Plan, folder: Path, overrides: 
         unit = config.loop.cls.unit
         if done := run_dir.finished(folder):
             made = checkpoint.steps if checkpoint else before["total_steps"]
-            if done.stopped and not any(key.split(".")[0] == "stop" for key, *_ in changed):
-                tell(f"{folder} has finished: {done.stopped}. To continue, change the limit, or set stop=null")
-                return None
-            if config.total_steps - made < (config.num_envs if unit == "env_steps" else 1):
-                score = "no evaluation" if done.score is None else f"evaluation {done.score:,.1f}"
-                said = f"{folder} has finished: {getattr(done, unit):,} {STEP[unit]}s, {score}"
-                tell(f"{said}. To continue, raise total_steps above {config.total_steps}")
+            stopped = "" if any(key.split(".")[0] == "stop" for key, *_ in changed) else done.stopped
+            if stopped or config.total_steps - made < (config.num_envs if unit == "env_steps" else 1):
+                score = stopped or ("no evaluation" if done.score is None else f"evaluation {done.score:,.1f}")
+                way = "set stop=null, or another limit" if stopped else f"raise total_steps above {config.total_steps}"
+                tell(f"{folder} has finished: {getattr(done, unit):,} {STEP[unit]}s, {score}. To continue, {way}")
                 return None
             if checkpoint is None:
                 raise CheckpointError(f"{folder} has finished: no checkpoint to resume")

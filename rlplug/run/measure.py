@@ -14,7 +14,9 @@ import numpy as np
 import torch
 
 from rlplug.api import Exploration, Job
+from rlplug.buffer.samples import predictions
 from rlplug.collection.play import Stopped
+from rlplug.config import show
 from rlplug.context import ResolvedRun
 from rlplug.estimation.estimator import Estimator
 from rlplug.evaluation.evaluator import Evaluator, evaluates_itself, shares_of, side_by_side
@@ -29,8 +31,8 @@ if TYPE_CHECKING:
     from rlplug.actors.collector import AsyncEval
 
 
-PREFIXES = "eval/, episode/, train/, time/, buffer/ or curriculum/"
 LEAST = "episode/return_least_exploring"
+WRONG = "is no limit: should be a number to reach, or '<0.1' to fall below, of env_steps, updates, eval/, train/ ..."
 METRIC = re.compile(r"env_steps|updates|(eval|episode|train|time|buffer|curriculum)/.+")
 
 
@@ -119,39 +121,32 @@ class Stopping:
 
     def __init__(self, limits: Mapping[str, float | str], watched: Mapping[str, str] | None = None) -> None:
         self.limits: dict[str, tuple[str, float]] = {}
-        self.reason = ""  # which limit was reached
-        self.never = {metric: f"stop.{metric}" for metric in limits} | dict(watched or {})  # without a value so far
-        self.names = set[str]()  # metrics with a value
-        for metric, key in self.never.items():
+        self.reason, self.seen = "", set[str]()  # which limit was reached; metrics with a value so far
+        self.keys = {metric: f"stop.{metric}" for metric in limits} | dict(watched or {})
+        for metric, key in (watched or {}).items():
             if not METRIC.fullmatch(metric):
-                raise ConfigError(key, "is no metric: should be env_steps, updates, or begin with " + PREFIXES)
+                raise ConfigError(key, "is no metric: should be env_steps, updates, or begin with eval/, train/ ...")
         for metric, limit in limits.items():
-            key, said = f"stop.{metric}", f"{limit!r} is no limit; write a number to reach, or '<0.1' to fall below"
-            if not (found := re.fullmatch(r"([<>]?) *(\S+)", str(limit))):
-                raise ConfigError(key, said)
-            try:
-                self.limits[metric] = found[1] or ">", float(found[2])
-            except ValueError:
-                raise ConfigError(key, said) from None
+            found = re.fullmatch(r"([<>]?) *([-+.\de]+)", str(limit), re.I)
+            if not found or not METRIC.fullmatch(metric):
+                raise ConfigError(f"stop.{metric}", f"{show(limit)} {WRONG}")
+            self.limits[metric] = found[1] or ">", float(found[2])
 
     def notes(self) -> list[str]:
         """Return a line that names the limits, if any."""
         limits = (f"{metric} {'<' if sign == '<' else '>='} {limit:g}" for metric, (sign, limit) in self.limits.items())
         return [f"stops early at {' or '.join(limits)}"] if self.limits else []
 
-    def require(self, row: Mapping[str, float], prefix: str) -> None:
-        """Raise ``RunError`` if ``row``, which has all metrics of a prefix, lacks one with a limit."""
-        if missing := next((name for name in self.never if name.startswith(prefix) and name not in row), None):
-            raise RunError(f"{self.never[missing]}: there is no such metric; {unknown(missing, row)}")
+    def require(self, row: Iterable[str], prefix: str) -> None:
+        """Raise ``RunError`` if a limit or a curriculum reads a metric of a prefix that is not in ``row``."""
+        if missing := next((name for name in self.keys if name.startswith(prefix) and name not in row), None):
+            raise RunError(f"{self.keys[missing]}: there is no such metric; {unknown(missing, row)}")
 
     def read(self, row: Mapping[str, float]) -> None:
         """Compare a row of metrics with the limits."""
-        self.names |= row.keys()
-        for metric in row.keys() & self.never.keys():
-            del self.never[metric]
+        self.seen |= row.keys()
         for metric in self.limits.keys() & row.keys():
-            sign, limit = self.limits[metric]
-            value = row[metric]
+            (sign, limit), value = self.limits[metric], row[metric]
             if not self.reason and (value < limit if sign == "<" else value >= limit):
                 self.reason = f"{metric} reached {value:,.6g} (stop: {sign.replace('>', '>=')} {limit:,.6g})"
 
@@ -211,7 +206,10 @@ class Evaluation(Schedule):
             if self.cfg.record and trainer.ctx.rank == 0:
                 env, stop = policy.env(ALONE, render=True), lambda: bool(trainer.agreement.asked)
                 shown = pictures(env, policy.algorithm, policy.ctx, self.cfg.record, policy.normalize, stop)
-                record(trainer.run_dir / "videos" / f"step_{steps:012d}.mp4", shown, env.traits.render_fps)
+                record(video := trainer.run_dir / "videos" / f"step_{steps:012d}.mp4", shown, env.traits.render_fps)
+                made = predictions(policy.algorithm, trainer.buffer, policy.ctx, policy.normalizer.normalized)
+                if made is not None:
+                    record(video.with_stem(f"{video.stem}_predicted"), iter(made), env.traits.render_fps)
         return metrics
 
     def _play(self, trainer: Trainer, jobs: Sequence[Job], weights: NamedWeights | None) -> list[Batch]:

@@ -32,16 +32,22 @@ def context(of: EnvSpec | None = None, *, overrides: Any = (), **options: Any) -
     """Return a ``Context`` on the CPU, with the models of ``overrides`` (as on the command line).
 
     Args:
-        of: the spaces; None: a vector of size 4 and 2 discrete actions.
+        of: the spaces; None: those of the environment of ``overrides``, whose simulator and goals the context then
+            offers, or without ``env=`` a vector of size 4 and 2 discrete actions.
         options: see ``RunContext``: ``needs``, ``num_envs``, ``rollout_length``, ``batch_size``, ``seed`` ...
     """
     from rlplug.context import RunContext  # here: environment processes import this file without torch
 
-    return RunContext(spec=of or spec(), slots=dict(_models(*overrides)), **options)
+    config = _composed(*overrides)
+    if of is None and any(word.startswith("env=") for word in overrides):
+        env = config.env.build(RunContext(spec=EnvSpec({})))
+        env.close()
+        of, options = env.spec, {"make_env": config.env.build} | options
+    return RunContext(spec=of or spec(), slots=dict(config.models), **options)
 
 
 @until_refresh
-def _models(*overrides: str) -> Any:
+def _composed(*overrides: str) -> Any:
     from rlplug.config import compose
 
-    return compose(overrides).models
+    return compose(overrides)

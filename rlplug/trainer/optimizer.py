@@ -52,9 +52,9 @@ class OptimizerState:
 
     def _follow_schedule(self) -> None:
         """Bind the optimizer's step size to the schedule's tensor."""
-        if self.optim.lr is not None:
-            for group in self.optim.optimizer.param_groups:
-                group["lr"] = self.optim.lr
+        for i, group in enumerate(self.optim.optimizer.param_groups):
+            if (lr := self.optim.lr) is not None:
+                group["lr"] = lr if isinstance(lr, Tensor) else lr[i]
 
 
 def _type(option: Any) -> Any:

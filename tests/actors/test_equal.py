@@ -21,8 +21,17 @@ SAC = (
 LISTS = ("env=cartpole", "env.vectorization=list", "num_envs=4", "logger.only=[]", "rollout_fragment_length=16")
 PPO = (*LISTS, "algo=ppo", "algo.sgd_minibatch_size=16", "algo.num_sgd_iter=2")
 NORMAL = ("preprocess.normalize_obs=true", "preprocess.normalize_reward=true")
-SLOW = ("dqn", "parameter", "device")
+SLOW = ("dqn", "parameter", "device", "alphazero", "slateq")
+PLANS = ("num_envs=4", "logger.only=[]", "model.hidden=[16]", "train_batch_size=4", "replay_ratio=0.03125")
 CASES = {
+    "alphazero, ranked rewards, reused trees": (
+        (
+            *(*PLANS, "algo=alphazero", "env=knapsack", "algo.num_simulations=6", "algo.ranked_rewards=true"),
+            *("algo.reuse_tree=true", "algo.num_returns=20"),
+        ),
+        4,
+    ),
+    "slateq": ((*PLANS, "algo=slateq", "env=interest_evolution", "num_steps_sampled_before_learning_starts=32"), 4),
     "sac, correlated noise, running moments, n-step": (
         (*SAC, *NORMAL, "exploration=[ornstein_uhlenbeck]", "algo.n_step=3"),
         12,

@@ -10,7 +10,15 @@ from rlplug.cli import main
 from tests.contract.tenants.agents import FILES
 from tests.installing import install, site  # noqa: F401  fixtures
 
-SMALL = ("hardware=cpu", "logger.only=[]", "eval.every=0", "eval.episodes=2", "num_envs=2", "rollout_fragment_length=8")
+SMALL = (
+    "tuned=none",
+    "hardware=cpu",
+    "logger.only=[]",
+    "eval.every=0",
+    "eval.episodes=2",
+    "num_envs=2",
+    "rollout_fragment_length=8",
+)
 
 
 @pytest.fixture(autouse=True)

@@ -32,7 +32,7 @@ TINY += [
 
 def settings(**changes: object) -> PBT:
     given = {"name": "pbt", "members": 8, "every": 10, "quantile": 0.25, "perturb": [0.5, 2.0], "resample": 0.0}
-    return PBT(**given | {"workers": None, "ray": None} | changes)  # type: ignore[arg-type]
+    return PBT(**given | {"workers": None} | changes)  # type: ignore[arg-type]
 
 
 def population(**changes: object) -> Population:

@@ -30,6 +30,8 @@ _spec.loader.exec_module(docs)
 EVERY = {name: of for name, of in docs.found().items() if name in registry.names("algo")}
 by_algorithm = pytest.mark.parametrize("name", EVERY)
 
+AGENTS = {"apex_qmix", "independent", "league", "maddpg", "mappo", "qmix", "shared"}
+"""algorithms of several agents, of whom the matrix's world has one"""
 
 FAMILIES = ("dqn", "iql", "impala", "linucb", "marwil", "ppo", "sac", "td3")
 """one of each family, whose runs are made in every run of the tests; of the others, some"""
@@ -58,7 +60,10 @@ def restorable(cell: Cell) -> Any:
 
 def test_the_page_shows_what_was_found():
     ours = {name for (kind, name), by in registry.owners().items() if kind == "algo" and by[0].distribution == "rlplug"}
-    assert {"ppo", "sac", "dqn"} <= ours <= set(docs.found())
+    assert {"ppo", "sac", "dqn"} <= ours
+    for name in ours - set(docs.found()) - AGENTS:  # it needs an environment of its own
+        with pytest.raises(AssertionError, match=r"supports no action space: .*(no simulator|needs observations)"):
+            base(name)
     page = docs.page(docs.found())
     assert re.findall(r'<section data-name="(\w+)">', page) == list(docs.found())
     assert page.count("✓") > 2_000

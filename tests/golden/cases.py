@@ -7,6 +7,9 @@ from pathlib import Path
 from rlplug import testing
 
 UPDATES = 20
+VECTORS = ("linear_bandit", "bitflip", "knapsack", "tictactoe", "two_carts", "spread_torch", "chase")
+VECTORS += ("interest_evolution",)
+"""environments that are vectors by themselves"""
 RECORDED = Path(testing.__file__).parent / "cartpole.npz"
 
 
@@ -224,6 +227,33 @@ TD3_BC = without(TD3, "buffer", "exploration") | words(
     algo=td3_bc buffer=replay buffer.capacity=1000 preprocess.normalize_obs=true algo.bc_alpha=2.5
     """
 )
+TEAM = words(
+    """
+    env=spread_torch env.agents=3 env.local_ratio=0.5 env.max_episode_steps=5 num_envs=4 loop=alternate
+    rollout_fragment_length=4 num_steps_sampled_before_learning_starts=64
+    """
+)
+QMIX = TEAM | words(
+    """
+    algo=qmix buffer=episodes buffer.capacity=1000 exploration=[epsilon_greedy] train_batch_size=8
+    exploration.epsilon_greedy.epsilon=0.3 exploration.epsilon_greedy.ape_x_alpha=null replay_ratio=0.125
+    algo.mixer=qmix algo.mixing_embed_dim=8 algo.hypernet_hiddens=[] algo.agent_ids=true algo.last_action=true
+    algo.batch_mode=complete_episodes algo.gamma=0.95 algo.n_step=1 algo.double_q=true algo.tau=1.0
+    algo.target_network_update_freq=40 algo.opt_type=rmsprop algo.lr=0.001 algo.optim_alpha=0.99
+    algo.optim_eps=1e-05 algo.grad_clip=10.0 algo.grad_clip_by=global_norm algo.worker_side_prioritization=false
+    algo.sequence_length=4 algo.burn_in=2 algo.stride=2 algo.eta=0.9
+    """
+)
+GRU = words("model=gru model.hidden=16 model.layer_norm=false model.init=orthogonal model.torso.hidden=[16]")
+MADDPG = TEAM | words(
+    """
+    algo=maddpg buffer=replay buffer.capacity=1000 exploration=[] train_batch_size=32 replay_ratio=0.125
+    algo.gamma=0.95 algo.tau=0.05 algo.target_network_update_freq=1 algo.td_error_loss_fn=mse algo.actor_lr=0.003
+    algo.critic_lr=0.01 algo.relaxation=straight_through algo.temperature=1.0 algo.output_reg=0.001
+    algo.action_noise=0.1 algo.infer_policies=false algo.inference_entropy=0.001 algo.grad_clip=0.5
+    algo.grad_clip_by=norm
+    """
+)
 CHILD = {key.replace("algo.", "algo.algo.", 1): value for key, value in PPO.items() if key != "algo"}
 CARTS = words("env=two_carts env.agents=2 env.max_episode_steps=30")
 INDEPENDENT = CHILD | CARTS | words("algo=independent algo.algo.name=ppo algo.one_per=agent")
@@ -248,7 +278,62 @@ MAPPO = (
     )
 )
 
+SEARCH = words("env=cartpole loop=population loop.episodes=1 buffer=rollout num_envs=1 rollout_fragment_length=1")
+SEARCH |= words("train_batch_size=1 replay_ratio=null")
+ALPHAZERO = words(
+    """
+    algo=alphazero buffer=episodes buffer.capacity=2000 loop=alternate num_envs=4 rollout_fragment_length=4
+    train_batch_size=4 replay_ratio=0.0625 algo.gamma=0.98 algo.lambda_=0.9 algo.num_simulations=8
+    algo.puct_coefficient=1.25 algo.value_bounds=null algo.value_scale=1.0 algo.dirichlet_noise=0.3
+    algo.dirichlet_epsilon=0.25 algo.temperature=1.0 algo.temperature_moves=3 algo.reuse_tree=true
+    algo.ranked_rewards=false algo.percentile=0.75 algo.num_returns=8 algo.best_return=null algo.opponents=[random]
+    algo.lr=0.001 algo.l2_coeff=0.0001 algo.vf_loss_coeff=1.0 algo.vf_share_layers=true algo.sgd_minibatch_size=16
+    algo.num_sgd_iter=1 algo.grad_clip=10.0 algo.grad_clip_by=global_norm
+    """
+)
+SLATEQ = words(
+    """
+    algo=slateq env=interest_evolution env.num_documents=6 env.slate_size=2 env.num_topics=2 env.num_levels=3
+    env.resample=false env.choice_scale=1.0 env.no_click=0.0 env.drift=0.8 env.persistence=0.9 env.world_seed=0
+    env.max_episode_steps=50 buffer=replay buffer.capacity=1000 loop=alternate num_envs=2 rollout_fragment_length=4
+    train_batch_size=32 replay_ratio=0.25 num_steps_sampled_before_learning_starts=64 algo.gamma=0.98
+    algo.choice_model=multinomial_logit algo.slate=exact algo.target_slate=greedy algo.strategy=q_learning
+    algo.null_item=true algo.double_q=true algo.td_error_loss_fn=mse algo.epsilon=0.2 algo.tau=1.0
+    algo.target_network_update_freq=5 algo.lr=0.001 algo.lr_choice_model=0.01 algo.adam_epsilon=1e-08
+    algo.grad_clip=10.0 algo.grad_clip_by=global_norm
+    """
+)
+WORLD_MODEL = words(
+    """
+    model=rssm model.size=1m critic_model=null num_envs=2 loop=alternate rollout_fragment_length=2 train_batch_size=2
+    replay_ratio=0.5 num_steps_sampled_before_learning_starts=32 buffer=sequence buffer.capacity=200 buffer.alpha=0.0
+    buffer.beta=0.4 buffer.epsilon=1e-06 buffer.num_shards=null algo.batch_length=4 algo.stride=1
+    algo.imagination_length=2 algo.open_loop_every=10
+    """
+)
+DREAMER = WORLD_MODEL | words(
+    """
+    algo=dreamer env=pendulum algo.deter=16 algo.stoch=6 algo.hidden=16 algo.units=16 algo.activation=elu
+    algo.gamma=0.98 algo.lambda_=0.9 algo.free_nats=1.0 algo.kl_scale=0.8 algo.predict_discount=true
+    algo.discount_scale=5.0 algo.mean_scale=5.0 algo.initial_std=2.0 algo.least_std=0.0001 algo.explore_noise=0.3
+    algo.model_lr=0.001 algo.actor_lr=0.0005 algo.critic_lr=0.0008 algo.adam_epsilon=1e-07 algo.grad_clip=10.0
+    """
+)
+DREAMERV3 = WORLD_MODEL | words(
+    """
+    algo=dreamerv3 env=cartpole algo.horizon=100 algo.lambda_=0.9 algo.entropy=0.001 algo.unimix=0.02
+    algo.free_nats=0.5 algo.dyn_scale=0.9 algo.rep_scale=0.2 algo.replay_value_scale=0.4 algo.slow_critic_scale=0.7
+    algo.slow_critic_rate=0.05 algo.return_percentiles=[0.1,0.9] algo.return_rate=0.2 algo.return_limit=0.01
+    algo.bins=63 algo.std_bounds=[0.1,1.0] algo.lr=0.001 algo.warmup=5 algo.agc=0.3 algo.betas=[0.9,0.99]
+    algo.epsilon=1e-15
+    """
+)
+
 CASES = {
+    "alphazero_knapsack": ALPHAZERO
+    | words("env=knapsack env.values=null env.weights=null env.capacity=null env.num_items=6 algo.ranked_rewards=true"),
+    "alphazero_tictactoe": ALPHAZERO | words("env=tictactoe"),
+    "slateq_interest_evolution": SLATEQ,
     "ppo_cartpole": PPO | words("env=cartpole"),
     "ppo_pendulum": PPO | words("env=pendulum algo.kl_coeff=0.0 algo.vf_clip_param=null"),
     "sac_pendulum": SAC,
@@ -264,6 +349,9 @@ CASES = {
     "apex_dqn_cartpole": APEX_DQN,
     "apex_ddpg_pendulum": APEX_DDPG,
     "a3c_cartpole": A3C,
+    "dreamer_pendulum": DREAMER,
+    "dreamerv3_cartpole": DREAMERV3,
+    "dreamerv3_pendulum": DREAMERV3 | words("env=pendulum"),
     "bc_cartpole": OFFLINE | words("algo=bc"),
     "marwil_cartpole": MARWIL,
     "cql_pendulum": CQL,
@@ -285,6 +373,29 @@ CASES = {
     "lingreedy_linear_bandit": BANDIT
     | words("algo=lingreedy exploration=[epsilon_greedy] exploration.epsilon_greedy.epsilon=0.2")
     | words("exploration.epsilon_greedy.ape_x_alpha=null"),
+    "es_cartpole": SEARCH
+    | words("algo=es algo.episodes_per_batch=8 algo.noise_stdev=0.1 algo.stepsize=0.05 algo.optimizer=adam")
+    | words("algo.momentum=0.9 algo.l2_coeff=0.005 algo.return_proc_mode=centered_rank algo.eval_prob=0.1"),
+    "ars_cartpole": SEARCH
+    | words(
+        "algo=ars algo.num_rollouts=4 algo.rollouts_used=2 algo.noise_stdev=0.1 algo.sgd_stepsize=0.05 algo.offset=0.5"
+    )
+    | words("algo.zero_init=false algo.eval_prob=0.1 preprocess.normalize_obs=true"),
+    "cem_cartpole": SEARCH
+    | words(
+        "algo=cem algo.population=6 algo.elite_share=0.34 algo.initial_std=0.5 algo.extra_std=0.1 algo.zero_init=true"
+    ),
+    "qmix_spread_recurrent": QMIX | GRU,
+    "qmix_spread_vdn": QMIX
+    | words("algo.mixer=vdn algo.batch_mode=windows buffer=replay algo.n_step=2 algo.opt_type=adam"),
+    "qmix_spread_none": QMIX
+    | GRU
+    | words("algo.mixer=none algo.batch_mode=windows buffer=sequence buffer.alpha=0.9 buffer.beta=0.6")
+    | words("buffer.epsilon=1e-06 buffer.num_shards=null"),
+    "maddpg_spread": MADDPG,
+    "maddpg_chase": without(MADDPG, "env.")
+    | words("env=chase env.hunters=2 env.prey=1 env.size=7 env.max_episode_steps=50")
+    | words("algo.infer_policies=true algo.relaxation=soft algo.td_error_loss_fn=huber"),
     "independent_two_carts": INDEPENDENT,
     "shared_two_carts": SHARED,
     "mappo_two_carts": MAPPO,
@@ -297,6 +408,6 @@ CASES = {
 def overrides(case: str) -> list[str]:
     """The case as words of a command line."""
     settings = {**ALWAYS, **({} if "model" in CASES[case] else MODEL), **CASES[case]}
-    if CASES[case]["env"] in ("linear_bandit", "bitflip", "tictactoe", "two_carts"):  # vectors by themselves
+    if CASES[case]["env"] in VECTORS:
         del settings["env.vectorization"]
     return [f"{key}={value}" for key, value in settings.items()]

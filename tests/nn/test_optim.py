@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from rlplug.nn.optim import Adam
+from rlplug.nn.optim import Adam, LaProp
 
 
 def test_gradients_of_another_layout_meet_their_own_weights():
@@ -81,3 +81,40 @@ def test_a_state_of_other_parameters_is_refused_since_the_kernel_compares_no_sha
     state["state"][0] = state["state"][0] | {key: value}
     with pytest.raises(ValueError, match="the state of an optimizer does not fit its parameters"):
         Adam([p], lr=0.1).load_state_dict(state)
+
+
+def test_laprop_equals_the_original():
+    """As ``clip_by_agc``, ``scale_by_rms``, ``scale_by_momentum`` and a linear warm-up of danijar/dreamerv3."""
+    torch.manual_seed(0)
+    params = [torch.randn(3, 4, dtype=torch.float64), torch.zeros(5, dtype=torch.float64)]
+    ours = [torch.nn.Parameter(p.clone()) for p in params]
+    optimizer = LaProp(ours, 1e-2, betas=(0.9, 0.99), eps=1e-20, agc=0.3, warmup=3)
+    nu, mu = ([torch.zeros_like(p) for p in params] for _ in range(2))
+    for k in range(1, 6):
+        for i, (p, own) in enumerate(zip(params, ours, strict=True)):
+            grad = torch.randn_like(p) * (5.0 if i == 0 else 1e-5)
+            own.grad = grad.clone()
+            upper = 0.3 * max(1e-3, float(p.norm()))
+            u = grad / max(1.0, float(grad.norm()) / upper)
+            nu[i] = 0.99 * nu[i] + 0.01 * u * u
+            u = u / ((nu[i] / (1 - 0.99**k)).sqrt() + 1e-20)
+            mu[i] = 0.9 * mu[i] + 0.1 * u
+            params[i] = p - 1e-2 * min(1.0, k / 3) * mu[i] / (1 - 0.9**k)
+        optimizer.step()
+    torch.testing.assert_close([p.data for p in ours], params)
+
+
+def test_laprop_continues_from_its_state():
+    def a_run(steps, at=None, state=None):
+        p = torch.nn.Parameter(torch.ones(3) if at is None else at.clone())
+        optimizer = LaProp([p, torch.nn.Parameter(torch.ones(2))], torch.tensor(1e-2), warmup=4)  # one has no gradient
+        if state is not None:
+            optimizer.load_state_dict(state)
+        for k in steps:
+            p.grad = torch.tensor([1.0, -2.0, 0.5]) * k
+            optimizer.step()
+        return p.data, optimizer.state_dict()
+
+    whole, _ = a_run([1, 2, 3, 4])
+    half, state = a_run([1, 2])
+    assert torch.equal(a_run([3, 4], half, state)[0], whole)

@@ -387,6 +387,41 @@ def test_of_two_states_for_a_row_the_longer_unrolled_one_is_kept():
     assert [states(buffer)[row][0] for row in (8, 10, 12)] == [-2.0, -4.0, -3.0]
 
 
+@pytest.mark.parametrize("shards", [1, 2])
+def test_any_stored_key_can_be_fed_back_and_a_checkpoint_has_it(shards):
+    needs = Needs(Window(3), data="windows", off_policy=True, keys=("obs", "action", "target"))
+
+    def an_empty_one():
+        return make("replay", needs, capacity=20)
+
+    buffer, store = an_empty_one(), FileRowLog()
+    for start in range(15):
+        rows = segment(start, 1, 2, target={"value": torch.zeros(2, 2, 3)})
+        for shard in range(shards):
+            of = slice(shard, shard + 1) if shards == 2 else slice(0, 2)
+            buffer.add(Segment(tree.map(lambda x, of=of: x[:, of], rows.batch), of, shard))
+    buffer.save(store)
+    new = torch.stack([torch.full((3, 3), 1.0 + k) for k in range(2)])  # [k, n, 3]
+    new[:, 1] += 10.0
+    index = torch.tensor([12 * 2, 11 * 2, 0])  # rows 12 and 11 of column 0; row 0 is gone
+    buffer.feedback(index, {"target": {"value": new}})
+
+    def kept(of):
+        found = of.rings.read(np.array([10]), np.array([0]), 4)
+        return found["target"]["value"][:, 0, 0].tolist()
+
+    assert kept(buffer) == [0.0, 11.0, 12.0, 2.0, 0.0]  # of row 12, what came from the window with more rows
+    assert buffer.rings.read(np.array([10]), np.array([1]), 4)["target"]["value"].eq(0.0).all()
+    buffer.save(store)
+    loaded = an_empty_one()
+    loaded.load(store)
+    assert kept(loaded) == kept(buffer)
+    with pytest.raises(RunError, match=r"'target.value' was fed back with shape \[2, 2, 1\]"):
+        buffer.feedback(index, {"target": {"value": new[..., :1]}})
+    with pytest.raises(RunError, match="'valid' was fed back"):
+        buffer.feedback(index, {"valid": new})
+
+
 def test_sequences_are_of_recurrent_models():
     with pytest.raises(ConfigError, match="use buffer=prioritized"):
         make("sequence")

@@ -20,6 +20,12 @@ APEX = (
 )
 GOALS = (LINE[-1], "env.max_episode_steps=7", "buffer=her", "num_envs=2", "model.hidden=[8]")
 MOMENTUM = ("algo.opt_type=rmsprop", "algo.momentum=0.5")
+TEAM = (
+    *("tuned=none", "num_envs=4", "rollout_fragment_length=8", "train_batch_size=8", "replay_ratio=0.0625"),
+    *("num_steps_sampled_before_learning_starts=64", "buffer.capacity=400"),
+)
+SPREAD = ("env.max_episode_steps=7", *TEAM)
+GRU = ("model.hidden=8", "model.torso.hidden=[8]")
 CASES = {
     "gradients of rollouts ahead, with a memory": ("a3c", "cartpole", (*GRADIENTS, "loop.in_flight=4", *LSTM)),
     "gradients of old weights": ("a3c", "cartpole", (*GRADIENTS, "model.hidden=[8]", "loop.broadcast_interval=3")),
@@ -38,6 +44,13 @@ CASES = {
         *("impala", "cartpole"),
         (*SEGMENTS, "buffer.replay_proportion=1.5", "buffer.replay_capacity=3"),
     ),
+    "whole episodes of a team": ("qmix", "spread_torch", (*SPREAD, *GRU)),
+    "a team's sequences": (
+        *("qmix", "spread_torch"),
+        (*SPREAD, *GRU, "algo.batch_mode=windows", "buffer=sequence", "algo.mixer=none", "algo.sequence_length=4"),
+    ),
+    "apex qmix": ("apex_qmix", "spread_torch", (*APEX, "env.max_episode_steps=7")),
+    "two groups": ("maddpg", "chase", (*TEAM, "model.hidden=[8]", "algo.infer_policies=true")),
     "goals": ("dqn", "gymnasium", (*GOALS, "algo.n_step=3")),
     "goals of a point": ("td3", "gymnasium", (*GOALS, "+env.kwargs.continuous=true", "algo.n_step=2")),
 }

@@ -90,6 +90,14 @@ CONFIGS = {
     "sac-compiled": ("algo=sac", "env=pendulum", "compile=max", *REPLAY),
     "dqn-compiled": ("algo=dqn", "env=cartpole", "tuned=none", "compile=max", *REPLAY),
     "ppo-compiled": (*PPO, "env=cartpole", "compile=max"),
+    "qmix": (
+        *("algo=qmix", "env=spread_torch", "tuned=none", "train_batch_size=8", "buffer.capacity=400"),
+        *("model.hidden=8", "model.torso.hidden=[8]", "num_steps_sampled_before_learning_starts=100"),
+    ),
+    "maddpg": (
+        *("algo=maddpg", "env=chase", "tuned=none", "num_envs=4", "rollout_fragment_length=8", "replay_ratio=0.06"),
+        *REPLAY,
+    ),
     "reinforce": ("algo=reinforce", "env=cartpole", *ROUNDS),
 }
 OFFLINE = ("env=pendulum", "tuned=none", "train_batch_size=16", *SMALL)

@@ -361,3 +361,29 @@ def test_statistics_of_nothing_are_numbers():
     """As a round has no valid row in which every column shows a final observation."""
     assert nothing(one_rank()) == [0.0, 0.0, 0.0]
     assert ranks(2)(nothing) == [[0.0, 0.0, 0.0]] * 2
+
+
+def test_parameter_groups_follow_their_own_schedules():
+    """TD-MPC2 trains its encoder with a smaller step size, in one optimizer."""
+
+    class Two(Trainable):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = torch.nn.Parameter(torch.zeros(1)), torch.nn.Parameter(torch.zeros(1))
+            self.sizes = [torch.tensor(0.5), torch.tensor(2.0)]
+
+        def forward(self, batch, parts):
+            return Losses({"all": (self.a + self.b).sum()})
+
+        def optimizers(self):
+            sgd = torch.optim.SGD([{"params": [p], "lr": 1.0} for p in (self.a, self.b)], lr=1.0)
+            return {"all": Optim(sgd, lr=self.sizes)}
+
+    who = Two()
+    learner = learner_of(who)
+    learner.minimize({}, who)
+    who.sizes[1].fill_(4.0)  # a schedule moves on
+    state = learner.parts(who)["all"].state()
+    learner.parts(who)["all"].load(state)
+    learner.minimize({}, who)
+    assert [who.a.item(), who.b.item()] == [-1.0, -6.0]

@@ -68,7 +68,7 @@ class ES(Algorithm):
     def candidate_weights(self, candidate: Batch) -> Weights:
         weights = dict(self.named_parameters())
         if not (sign := int(candidate["sign"])):
-            return weights
+            return {**weights}
         noise, scale = noise_of(int(candidate["seed"]), weights), self.cfg.noise_stdev * sign
         return {name: w + scale * noise[name] for name, w in weights.items()}
 

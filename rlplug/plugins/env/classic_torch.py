@@ -86,3 +86,29 @@ class Pendulum(OnDevice):
     def observe(self, state: Tensor) -> Tensor:
         angle, spin = state
         return torch.stack([angle.cos(), angle.sin(), spin], -1)
+
+
+class SparseCartPole(CartPole):
+    """CartPole whose only reward is the number of steps, paid when the pole falls or the steps are used up.
+
+    Both ends terminate, since the steps so far are in the state and in the observation, as a fraction.
+    """
+
+    Config, traceable = Config, True
+
+    def __init__(self, cfg: Config, ctx: Context) -> None:
+        self.limit = cfg.max_episode_steps
+        high = np.array([2 * MOST_X, np.inf, 2 * MOST_ANGLE, np.inf, 1.0], np.float32)
+        OnDevice.__init__(self, ctx, Box(-high, high), Discrete(2), 4, cfg.max_episode_steps, 5)
+
+    def initial(self, noise: Tensor) -> Tensor:
+        return torch.cat((super().initial(noise), torch.zeros_like(noise[:1])))
+
+    def move(self, state: Tensor, action: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        pole, _, fallen = super().move(state[:4], action)
+        steps = state[4:] + 1.0
+        over = fallen | (steps[0] >= self.limit)
+        return torch.cat((pole, steps)), steps[0] * over, over
+
+    def observe(self, state: Tensor) -> Tensor:
+        return torch.cat((state[:4], state[4:] / self.limit)).T

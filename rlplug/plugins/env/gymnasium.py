@@ -11,6 +11,7 @@ from pydantic import Field
 from rlplug.api import Context, VecEnv
 from rlplug.envs.env_list import EnvList
 from rlplug.envs.making import Maker, find, has_native, make_native, render_modes
+from rlplug.envs.simulated import copied
 from rlplug.envs.subprocess import Subprocess
 from rlplug.envs.wrapping import Wrapping
 from rlplug.settings import NonNegativeInt, PositiveFloat, PositiveInt, option, settings
@@ -40,6 +41,9 @@ class Config:
     check_bounds: bool = option("Report once if an observation is beyond the bounds that its space declares.")
     seed_bits: Literal[31, 32] = option("Bits of episode seeds; 31: for environments that take signed 32-bit integers.")
     timeout_s: PositiveFloat | None = option("Report a reset or step that takes longer, in seconds; null: never.")
+    simulator: Literal["copy"] | None = option(
+        "copy: offer a simulator that copies the environment for planning, which is slow; null: none."
+    )
     restart_failed: bool = option(
         "Replace an environment that raises or returns values outside its spaces, and start a new episode."
     )
@@ -94,6 +98,11 @@ class Gymnasium(VecEnv):
             if cfg.vectorization == "native":
                 raise ConfigError("env.restart_failed", "replaces single environments; use env.vectorization=list")
             own["remake"] = make
+        if cfg.simulator == "copy":
+            if cfg.vectorization not in ("auto", "list") or cfg.restart_failed:
+                said = "is copy, which needs env.vectorization=list and env.restart_failed=false"
+                raise ConfigError("env.simulator", said)
+            return copied(make, len(ctx.env_ids), **own, **make.offers)
         if cfg.vectorization == "subprocess":
             return Subprocess(make, workers=cfg.workers, **own, **make.offers)
         fits = cfg.vectorization == "auto" and has_native(spec, wrapping, ctx.num_envs, cfg.kwargs)
@@ -125,12 +134,16 @@ def _shown(cfg: Config, wrapping: Wrapping, own: dict[str, Any]) -> VecEnv:
         raise ConfigError("eval.record", f"{said}; use 0")
     try:
         make = Maker(spec, {**cfg.kwargs, "render_mode": "rgb_array"}, wrapping, cfg.id.rpartition(":")[0])
+        if cfg.simulator:
+            return copied(make, len(own["env_ids"]), **make.offers, **own)
         return EnvList([make() for _ in own["env_ids"]], **make.offers, **own)
     except ConfigError as error:
         raise ConfigError("eval.record", f"{cfg.id} cannot render; use 0 ({error})") from error
 
 
 def _from_envpool(cfg: Config, options: dict[str, Any]) -> VecEnv:
+    if cfg.simulator:
+        raise ConfigError("env.simulator", "copies single environments, but env.backend=envpool has none; use null")
     if options.pop("info_keys"):
         raise ConfigError("env.info_keys", "reads info of single environments, but env.backend=envpool has none")
     if cfg.kwargs.get("render_mode") is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import torch
@@ -12,10 +11,9 @@ from torch import Tensor
 from rlplug import nn
 from rlplug.api import Context, Model
 from rlplug.nn import Activation, Init, is_image
+from rlplug.nn.spaces import part_at, parts_of
 from rlplug.settings import ModelNode, PositiveInt, option, settings
 from rlplug.types import Batch, ConfigError
-
-Path = tuple[str, ...]
 
 
 class MultiInput(Model):
@@ -41,7 +39,7 @@ class MultiInput(Model):
         super().__init__()
         if ctx.space is None:
             raise ConfigError("model", "models are built inside another component, which gives them their input")
-        parts = dict(_parts(ctx.space))
+        parts = dict(parts_of(ctx.space))
         self.images = [path for path, space in parts.items() if is_image(space)]
         self.others = {"/".join(path): path for path in parts if path not in self.images}
         self.image_models = torch.nn.ModuleList(ctx.build(cfg.image, parts[path]) for path in self.images)
@@ -69,27 +67,9 @@ class MultiInput(Model):
     def forward(self, x: Any, carry: Batch, is_first: Tensor | None) -> tuple[Tensor, Batch]:
         """Map a tree of ``ctx.space`` with leading ``[B]`` or ``[T, B]`` to features ``[..., out_dim]``."""
         features = [
-            model(_at(x, path), {}, is_first)[0] for path, model in zip(self.images, self.image_models, strict=True)
+            model(part_at(x, path), {}, is_first)[0] for path, model in zip(self.images, self.image_models, strict=True)
         ]
         if self.vector is not None:
-            others = {name: _at(x, path) for name, path in self.others.items()}
+            others = {name: part_at(x, path) for name, path in self.others.items()}
             features.append(self.vector(others, {}, is_first)[0])
         return self.joint(torch.cat(features, -1)), carry
-
-
-def _parts(space: spaces.Space[Any], path: Path = ()) -> Iterator[tuple[Path, spaces.Space[Any]]]:
-    match space:
-        case spaces.Dict():
-            for key, part in space.spaces.items():
-                yield from _parts(part, (*path, key))
-        case spaces.Tuple():
-            for i, part in enumerate(space.spaces):
-                yield from _parts(part, (*path, str(i)))
-        case _:
-            yield path, space
-
-
-def _at(x: Any, path: Path) -> Any:
-    for key in path:
-        x = x[key] if isinstance(x, dict) else x[int(key)]
-    return x

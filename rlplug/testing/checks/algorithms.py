@@ -82,7 +82,8 @@ def check_learns(case: Case) -> None:
         wrong = [tuple(p.shape) for p in part.params if not torch.isfinite(p).all()]
         require(not wrong, f"part {name!r} has parameters that are not finite after {updates} updates: {wrong}")
         still = all(torch.equal(a, b) for a, b in zip(before[name], part.params, strict=True))
-        waits = part.optim.lr is not None and not part.optim.lr
+        sizes = [group["lr"] for group in part.optim.optimizer.param_groups]
+        waits = part.optim.lr is not None and not any(sizes)
         require(
             waits or not still,
             f"part {name!r} changed no parameter after {updates} updates: does forward compute its terms, and does"

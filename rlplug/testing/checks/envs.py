@@ -142,7 +142,7 @@ def check_env(name: str, option: str | None = None, **changes: Any) -> None:
         require(ends, f"no episode ended within {STEPS} steps, although max_episode_steps is {spec.max_episode_steps}")
     _follows_its_seeds(env, make(name, option, **changes))
     model = env.traits.simulator and env.traits.simulator()
-    rows = [] if model is None or spec.has_agents else list(walk(env, 11, 200))
+    rows = [] if model is None else list(walk(env, 11, 200))
     env.close()
     if rows:
         check_simulator(env, model, rows)

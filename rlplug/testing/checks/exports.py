@@ -29,7 +29,7 @@ def check_export(case: Case) -> None:
     """
     trainer = case.build()
     ctx = trainer.ctx
-    if ctx.spec.has_agents or not trainer.config.env.cls.traits.playable:
+    if ctx.needs.simulates or ctx.spec.has_agents or not trainer.config.env.cls.traits.playable:
         trainer.close()
         return
     rows = episodes(trainer, ROWS)

@@ -86,7 +86,7 @@ class Cell:
         if action != self.action:
             words.append("+env.kwargs.mask=true")
         if self.recurrence == "none":
-            words.append(f"model={torso}")
+            words += [] if any(word.startswith("model=") for word in words) else [f"model={torso}"]
         else:
             words += [f"model={self.recurrence}", f"model@model.torso={torso}"]
         if self.recurrence != "none" and _replays(self.algorithm):

@@ -279,7 +279,7 @@ COLUMNS = 4
 
 def episodes(trainer: Trainer, length: int = 16) -> list[Batch]:
     """Return inputs of ``act`` from a real environment with random allowed actions: observations, ``is_first``, and, if
-    the algorithm's keys name them, ``prev_action`` and ``prev_reward``."""
+    the algorithm's keys name them, ``prev_action``, ``prev_reward`` and ``agent_is_first``."""
     shard = EnvShard("eval", COLUMNS, range(COLUMNS))
     env = trainer.config.env.build(trainer.ctx.derive(shard=shard))
     for group in env.spec.groups.values():
@@ -302,11 +302,12 @@ def episodes(trainer: Trainer, length: int = 16) -> list[Batch]:
 
 
 def _previous(before: Batch, result: Batch, action: np.ndarray, first: np.ndarray) -> Batch:
-    """Return a group's ``prev_*`` keys from the previous row, zeros where an episode begins or no agent acted."""
+    """Return a group's keys from the previous row, zeros where an episode begins or no agent acted."""
     acted = (before["alive"].T & ~first).T if "alive" in before else ~first
     reward = result.get("reward", np.zeros(acted.shape, np.float32))
     wide = acted.reshape(*acted.shape, *[1] * (action.ndim - acted.ndim))
-    return {"prev_action": action * wide, "prev_reward": reward * acted}
+    begins = {"agent_is_first": result["alive"] & ~acted} if "alive" in result else {}
+    return begins | {"prev_action": action * wide, "prev_reward": reward * acted}
 
 
 def _observed(row: Batch) -> Batch:

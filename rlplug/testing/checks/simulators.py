@@ -28,12 +28,16 @@ def check_simulator(env: VecEnv, model: Any, rows: Sequence[tuple[Batch, Any]]) 
         rows: copies of its rows, each with the preceding action, of synchronous columns.
 
     Raises:
-        AssertionError: the simulator's transitions differ, or it is not a pure function of its columns.
+        AssertionError: the simulator's transitions differ, it is not a pure function of its columns, or an ended state
+            does not stay.
     """
+    require("env_state" in env.spec.extras, "an environment with a simulator has its state as the extra 'env_state'")
+    said = "an environment with a simulator has one group of agents, and resets after the step that ends an episode"
+    require(not env.spec.nested and env.autoreset is AutoresetMode.NEXT_STEP, said)
     device = env.traits.device or torch.device("cpu")
     made = [_made(env, *one, *two) for one, two in itertools.pairwise(rows)]
     whole = tree.map(lambda *leaves: torch.as_tensor(np.concatenate(leaves), device=device), *made)
-    state, action, expected = whole["state"], whole["action"], whole["expected"]
+    state, action, expected = whole["env_state"], whole["action"], whole["expected"]
     require(len(action), "the simulator could not be compared: there was no transition")
     given = tree.map(torch.clone, {"state": state, "action": action})
     said = _stepped(model, state, action)
@@ -42,37 +46,44 @@ def check_simulator(env: VecEnv, model: Any, rows: Sequence[tuple[Batch, Any]]) 
     require(not again, "simulator().step() gives different results in two calls")
     last = tree.map(lambda x: x[-1:], {"state": state, "action": action, "said": said})
     _same(last["said"], _stepped(model, last["state"], last["action"]), "for a single column gives")
-    _pays(model, {**said, "action": action})
-    early = said.pop("truncated").bool() & ~expected.pop("truncated")  # a time limit is not part of the state
+    after = {"next_obs": said["obs"], "next_env_state": said["env_state"]}
+    for key in ("reward", "terminated"):
+        _agrees(model, key, {"obs": whole["obs"], "env_state": state, "action": action} | after, said[key])
+    over = _over(said)
+    ended = tree.map(lambda x: x[over], said)
+    early = said.pop("truncated").bool() & ~expected.pop("truncated")  # a time limit need not be part of the state
     require(not early.any(), "simulator().step() truncates where the environment does not")
     _same({key: said[key] for key in expected}, expected, "differs from a step of the environment: it gives")
+    ended["reward"] = torch.zeros_like(ended["reward"])
+    _same(_stepped(model, ended["env_state"], action[over]), ended, "from an ended state, which stays, gives")
 
 
-def _pays(model: Any, rows: Batch) -> None:
-    """Check that ``reward`` equals the rewards of ``step`` for the same transitions, and has no side effects."""
-    expected = rows.pop("reward")
+def _over(row: Batch) -> Any:
+    """Return which columns ``[B]`` have ended: for agents, those in which none goes on."""
+    over = row["terminated"] | row["truncated"]
+    return over if over.ndim == 1 else over.all(-1) if "alive" not in row else ~row["alive"].any(-1)
+
+
+def _agrees(model: Any, name: str, rows: Batch, expected: Any) -> None:
+    """Check that ``reward`` or ``terminated`` equals what ``step`` gives for the transitions, without side effects."""
     given = tree.map(torch.clone, rows)
-    paid = model.reward(rows)
-    require(not differences(given, rows), "simulator().reward() changes its argument")
-    shape = [*getattr(paid, "shape", ())]
-    require(shape == [*expected.shape], f"simulator().reward() gives shape {shape}, not {[*expected.shape]}")
-    wrong = ~torch.isclose(paid.double(), expected.double(), rtol=CLOSE, atol=CLOSE)
-    pairs = [(a, b) for a, b in zip(paid[wrong].tolist()[:1], expected[wrong].tolist()[:1], strict=True)]
-    require(not pairs, f"simulator().reward() differs from the reward of step(): {pairs}, which should be equal")
+    found = getattr(model, name)(rows)
+    require(not differences(given, rows), f"simulator().{name}() changes its argument")
+    shape = [*getattr(found, "shape", ())]
+    require(shape == [*expected.shape], f"simulator().{name}() gives shape {shape}, not {[*expected.shape]}")
+    wrong = ~torch.isclose(found.double(), expected.double(), rtol=CLOSE, atol=CLOSE)
+    pairs = [(a, b) for a, b in zip(found[wrong].tolist()[:1], expected[wrong].tolist()[:1], strict=True)]
+    require(not pairs, f"simulator().{name}() differs from the {name} of step(): {pairs}, which should be equal")
 
 
 def _made(env: VecEnv, row: Batch, _: Any, after: Batch, action: Any) -> Batch:
-    """Return the transitions of columns that continued: state, action and outcome."""
-    none = np.zeros(len(action), np.bool_)
-    over = row.get("terminated", none) | row.get("truncated", none)
-    going = np.flatnonzero(~over | (env.autoreset is not AutoresetMode.NEXT_STEP))
-    final, ends = after.get("final_obs", after["obs"]), after["terminated"] | after["truncated"]
-    obs = tree.map(lambda x, y: np.where(ends.reshape(-1, *[1] * (x.ndim - 1)), y, x), after["obs"], final)
-    expected = {"obs": obs} | {key: after[key] for key in ("reward", "terminated", "truncated")}
-    if "env_state" in after and env.autoreset is AutoresetMode.NEXT_STEP:
-        expected["env_state"] = after["env_state"]
-    state = row["env_state" if "env_state" in row else "obs"]
-    return tree.map(lambda x: x[going], {"state": state, "action": action, "expected": expected})
+    """Return the transitions of columns that continued: observation, state, action and outcome."""
+    going = np.flatnonzero(~_over(row) if "terminated" in row else np.ones(len(action), np.bool_))
+    expected = {key: after[key] for key in RESULT}
+    return tree.map(
+        lambda x: x[going],
+        {"obs": row["obs"], "env_state": row["env_state"], "action": action, "expected": expected},
+    )
 
 
 def _stepped(model: Any, state: Any, action: Any) -> Batch:

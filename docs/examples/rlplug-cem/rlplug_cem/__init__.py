@@ -8,7 +8,7 @@ TRIED_WITH = ("env=pendulum", "train_batch_size=8", "num_envs=8")
 
 @hookimpl
 def rlplug_components():
-    return [Component("algo", "cem", "rlplug_cem.algo:Cem", TRIED_WITH)]
+    return [Component("algo", "linear_cem", "rlplug_cem.algo:Cem", TRIED_WITH)]
 
 
 @hookimpl

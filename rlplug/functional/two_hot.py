@@ -1,0 +1,68 @@
+"""Regression of numbers of any magnitude by classification: Hafner et al. 2025 (arXiv:2301.04104), section "Robust
+predictions"."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def symlog(x: Tensor) -> Tensor:
+    """Return ``sign(x) log(1 + |x|)`` of ``x [...]``, equation 9."""
+    return x.sign() * x.abs().log1p()
+
+
+def symexp(x: Tensor) -> Tensor:
+    """Invert ``symlog``: return ``sign(x) (exp |x| - 1)`` of ``x [...]``, equation 9."""
+    return x.sign() * x.abs().expm1()
+
+
+def symexp_bins(n: int) -> Tensor:
+    """Return ``n`` increasing numbers ``symexp(-20 .. 20)``, ``[n]``, evenly spaced before ``symexp``, equation 10.
+
+    They are symmetric to the bit, so that uniform probabilities have the mean 0.
+    """
+    half = symexp(torch.linspace(-20.0, 0.0, n // 2 + n % 2))
+    return torch.cat((half, -half[: n // 2].flip(0)))
+
+
+def two_hot(x: Tensor, bins: Tensor) -> Tensor:
+    """Return the weights of the two bins next to ``x``, in inverse proportion to their distance, equation 11.
+
+    Args:
+        x: ``[...]``; numbers beyond the bins get the first or the last one.
+        bins: ``[K]``, increasing.
+
+    Returns:
+        ``[..., K]``, nonnegative with sum 1 and mean ``x``.
+    """
+    index, weights = _neighbors(x, bins)
+    return x.new_zeros(*x.shape, len(bins)).scatter(-1, index, weights)
+
+
+def two_hot_loss(logits: Tensor, x: Tensor, bins: Tensor) -> Tensor:
+    """Return the cross-entropy of ``two_hot(x [...])`` and ``softmax(logits [..., K])``, ``[...]``, equation 11."""
+    index, weights = _neighbors(x, bins)
+    return logits.logsumexp(-1) - (logits.gather(-1, index) * weights).sum(-1)
+
+
+def _neighbors(x: Tensor, bins: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the two bins next to ``x [...]``, and their weights, ``[..., 2]``."""
+    x = x.clamp(bins[0], bins[-1]).unsqueeze(-1)
+    above = torch.searchsorted(bins, x, right=True).clamp(max=len(bins) - 1)
+    index = torch.cat((above - 1, above), -1)
+    low, high = bins[above - 1], bins[above]
+    share = (x - low) / (high - low)
+    return index, torch.cat((1.0 - share, share), -1)
+
+
+def two_hot_mean(logits: Tensor, bins: Tensor) -> Tensor:
+    """Return the mean ``[...]`` of the bins ``[K]`` under ``softmax(logits [..., K])``.
+
+    Bins of opposite sign are added first: in order, large bins would not cancel exactly, and the mean of uniform
+    probabilities would not be 0.
+    """
+    weighted = logits.softmax(-1) * bins
+    half = len(bins) // 2
+    pairs = weighted[..., :half] + weighted[..., -half:].flip(-1)
+    return pairs.sum(-1) + (weighted[..., half] if len(bins) % 2 else 0.0)
