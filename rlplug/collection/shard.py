@@ -148,8 +148,7 @@ class ShardCollector:
             self.reset(own)
         elif own is not None:
             self.env.assign(own)
-        self._restarts = max(self._restarts, 0)
-        row = partial(chosen, self._layout.seen, self._open)
+        row, self._restarts = partial(chosen, self._layout.seen, self._open), max(self._restarts, 0)
         try:
             with torch.inference_mode(), self.ctx.acting(self.shard), self.acting.playing(mode, weights, row):
                 if rows not in self._memory:

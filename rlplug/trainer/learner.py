@@ -53,9 +53,8 @@ class RankLearner:
         self.exploration, self.progress, self.normalizer = dict(exploration or {}), progress or Progress(), normalizer
         self.steps = GradientSteps(ctx, self.placement.ranks, self.progress, **options)
         self._whole_update = WholeUpdate(self._learned, self.steps)
-        self._watching = (*self.exploration.values(), *watching)
         self._checked = False  # whether the first update has been checked
-        self._observing = False
+        self._observing, self._watching = False, (*self.exploration.values(), *watching)
         drawn = ctx.needs.data == "windows" or (ctx.needs.data == "episodes" and ctx.needs.off_policy)
         self._replicated = self.placement.parts == 1 and not drawn  # whether every rank has all rows of a sample
         self._same = self._replicated  # the same of what a loop gives; see ``hold``

@@ -43,8 +43,8 @@ class BehaviorPolicy:
         }
         self.normalizer = Normalizer(config.preprocess, ctx.spec, len(ctx.env_ids)).to(ctx.device)
         self.normalize = self.normalizer if self.normalizer.obs else None
-        teaches = [] if config.curriculum is None or acts_only else [config.curriculum]
-        self.curriculum: Curriculum | None = next((chosen.build(ctx) for chosen in teaches), None)
+        teaches = None if acts_only else config.curriculum
+        self.curriculum: Curriculum | None = teaches.build(ctx) if teaches else None
         self._modules = {"algorithm": self.algorithm, "exploration": self.exploration, "normalizer": self.normalizer}
         self._modules |= {"curriculum": self.curriculum} if teaches else {}
 
