@@ -1,4 +1,4 @@
-"""Exploitability in rock-paper-scissors: self-play cycles, the average of a league converges.
+"""Measure the exploitability of self-play and of a league in rock-paper-scissors.
 
     python benchmarks/league.py [--steps 200000] [--variant weighted]
 

@@ -184,7 +184,9 @@ class Team(Agent):
         """
         if not isinstance(obs, Mapping) or obs.keys() != self._native.keys():
             raise ValueError(f"obs should map groups to observations: {', '.join(self._native)}")
-        found = {name: batched(self._space(name), obs[name]) for name in self._native}
+        sizes = ((name, of.obs, len(self.spec.groups[name].agents)) for name, of in self._native.items())
+        spaces = {name: batch_space(space, agents) if agents else space for name, space, agents in sizes}
+        found = {name: batched(space, obs[name]) for name, space in spaces.items()}
         (n, *others) = {n for _, n in found.values()}
         if others:
             raise ValueError("the groups differ in their number of environments")
@@ -195,10 +197,6 @@ class Team(Agent):
         self._rows.actions = {name: group["action"].cpu().numpy() for name, group in groups.items()}
         actions = {name: execute(self._native[name].action)(x) for name, x in self._rows.actions.items()}
         return {name: action[0] for name, action in actions.items()} if n is None else actions
-
-    def _space(self, name: str) -> Any:
-        space, agents = self._native[name].obs, len(self.spec.groups[name].agents)
-        return batch_space(space, agents) if agents else space
 
 
 def load(path: str | Path, device: str | torch.device = "cpu", seed: int | None = None) -> Agent:

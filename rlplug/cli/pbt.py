@@ -101,12 +101,7 @@ def main(overrides: Sequence[str], as_json: bool = False) -> int:
         ConfigError: a setting is wrong, or cannot change between rounds; nothing was written.
         RunError: all members of a round failed.
     """
-    own = sorted(word for word in overrides if word.startswith(("sweeper=", "sweeper.")))[::-1]
-    rest = [word for word in overrides if word not in own]
-    cfg = _settings(own)
-    folder, _ = sweep.check_sweep(rest)
-    fixed, searched = _split(rest)
-    run = _checked(cfg, fixed, searched)
+    cfg, folder, fixed, searched, run = prepared(overrides)
 
     from rlplug.run import run_dir  # here, because torch takes seconds to import
 
@@ -131,6 +126,22 @@ def main(overrides: Sequence[str], as_json: bool = False) -> int:
             if all(math.isnan(one.score) for one in members):
                 raise RunError(f"all members failed; see {folder / members[0].folder}.log")
     return _report(folder, population, total, STEP[unit], as_json)
+
+
+def prepared(overrides: Sequence[str]) -> tuple[PBT, Path, list[str], dict[str, space.Space], RunConfig]:
+    """Check a command line; return its settings, the sweep's folder, the overrides of all members, the search spaces,
+    and the configuration of a member.
+
+    Raises:
+        ConfigError: see ``main``.
+    """
+    own = sorted(word for word in overrides if word.startswith(("sweeper=", "sweeper.")))[::-1]
+    rest = [word for word in overrides if word not in own]
+    cfg = _settings(own)
+    folder, _ = sweep.check_sweep(rest)
+    fixed, searched = _split(rest)
+    run = _checked(cfg, fixed, searched)
+    return cfg, folder, fixed, searched, run
 
 
 def _settings(words: Sequence[str]) -> PBT:

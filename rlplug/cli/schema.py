@@ -13,6 +13,7 @@ from pydantic import TypeAdapter
 from rlplug import registry
 from rlplug.cli import say, tell, without_json
 from rlplug.cli.meant import no_flag
+from rlplug.cli.pbt import PBT
 from rlplug.config.schema import SEVERAL, SINGLE, Core
 from rlplug.registry import Kind
 from rlplug.settings import Nested
@@ -65,9 +66,11 @@ def main(arguments: Sequence[str]) -> int:
 def schemas() -> dict[str, Schema]:
     """Return the schema of each configuration group, by name."""
     nodes = {kind: _node(kind) for kind in get_args(Kind)}
-    return {
+    found = {
         group: _document(_run(nodes) if group in GLOBAL else nodes[group], nodes) for group in (*nodes, *GLOBAL[1:])
     }
+    sweeper = {"type": "object", "properties": _properties(PBT), "additionalProperties": False}
+    return found | {"sweeper": _document(sweeper, {})}
 
 
 def _document(schema: Schema, nodes: Mapping[str, Schema]) -> Schema:

@@ -236,7 +236,8 @@ def share_of(job: Job, role: Role, columns: Sequence[int] | None = None) -> tupl
     """Return the given columns of a job (None: all), and the number of episodes for each to play."""
     total = min(job.episodes, MOST_COLUMNS)
     shard = EnvShard(role, total, range(total) if columns is None else columns)
-    return shard, np.bincount(np.arange(job.episodes) % total)[[*shard.env_ids]]
+    each = job.episodes // total + (np.arange(total) < job.episodes % total)
+    return shard, each[[*shard.env_ids]]
 
 
 class EpisodeSplitter:

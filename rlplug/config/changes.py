@@ -37,7 +37,10 @@ def change(raw: Mapping[str, Any], overrides: Sequence[str], may: Sequence[str],
     with explained(overrides):
         parsed = OverridesParser.create().parse_overrides(list(overrides))
     settings: dict[str, Any] = _literal(raw)
-    config = OmegaConf.create(settings, flags={"struct": True})
+    try:
+        config = OmegaConf.create(settings, flags={"struct": True})
+    except RecursionError:
+        raise ConfigError("", "config.yaml cannot be read: it is nested too deeply") from None
     for override in sorted(parsed, key=_chooses, reverse=True):
         key = override.package or override.key_or_group.removesuffix(ONLY)  # critic_model for model@critic_model=mlp
         refuse(_refusals(override, key, raw, may, why))
@@ -53,8 +56,8 @@ def change(raw: Mapping[str, Any], overrides: Sequence[str], may: Sequence[str],
                 value = OmegaConf.to_container(composed(words)[key])
                 if override.key_or_group == "logger":  # adds to the run's loggers
                     value = {**value, **config.logger}  # type: ignore[dict-item]
-            whole = chooses or key == "stop"
-            OmegaConf.update(config, key, value, merge=not whole, force_add=add or whole)
+            chooses |= key == "stop"  # replaced as a whole
+            OmegaConf.update(config, key, value, merge=not chooses, force_add=add or chooses)
         except (ConfigKeyError, ConfigAttributeError) as error:
             raise no_such_key_of(config, str(error.full_key)) from None
     return plain(config, overrides)

@@ -195,7 +195,7 @@ def _mistake(key: str, path: Path, items: list[Any], config: Any) -> ConfigError
     text = " or ".join(re.sub(SURPLUS, "", item["msg"]) for item in items).replace("dictionary", "mapping")
     text = f"less than or equal to {LARGEST}" if kind == SIZE else text
     text = text if text.startswith("have ") else f"be {text}"
-    field = config.__pydantic_fields__.get(path[0])
+    field = config.__pydantic_fields__.get(path[0]) if path else None
     if kind not in WRONG and len(path) == 1 and field is not None and any(map(is_schedule, get_args(field.annotation))):
         text = text.replace(" or a valid list", "") + ", or a schedule such as [[0, 0.001], [100_000, 0]]"
     return ConfigError(key, f"{value} {WRONG.get(kind, 'has the wrong type')}: should {text}{_hint(key, items[0])}")

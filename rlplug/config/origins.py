@@ -91,7 +91,7 @@ def opened(words: Iterable[str]) -> list[str]:
             if (chosen := re.fullmatch(r"(algo\.(\w+\.)*(?:algo|\w*model))=((?!null)[a-z]\w*)", word)) is not None:
                 found += [f"~{chosen[1]}"] * (chosen[2] is None)  # other settings were for another algorithm
                 word = f"{chosen[1]}.name={chosen[3]}"
-            word = f"++{word}" if re.match(r"algo(\.[^.=]+){2,}=", word) else word
+            word = f"++{word}" if re.match(r"algo\.(algo|policies|\w*model)(\.[^.=]+)+=", word) else word
         found.append(word)
     return found
 

@@ -209,19 +209,8 @@ class RunConfig(Core):
 
 
 CORE = list(Core.__pydantic_fields__)  # type: ignore[attr-defined]
-RESUMABLE = (
-    "total_steps",
-    "stop",
-    "eval",
-    "estimate",
-    "log",
-    "checkpoint",
-    "logger",
-    "hardware",
-    "compile",
-    "deterministic",
-    "on_nan",
-)
+RESUMABLE = ("total_steps", "stop", "eval", "estimate", "log", "checkpoint", "logger", "hardware")
+RESUMABLE += ("compile", "deterministic", "on_nan")
 """settings that may change when a run is resumed"""
 WHY = "it changes what is learned; a resumed run keeps its settings"
 

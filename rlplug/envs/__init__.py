@@ -1,12 +1,16 @@
 """Adapters of environments to the vector environment interface, ``rlplug.api.VecEnv``."""
 
+from typing import TYPE_CHECKING, Any
+
 from rlplug.envs.env_list import EnvList
 from rlplug.envs.making import Maker, find, make_list, make_native
 from rlplug.envs.native import NativeVector
-from rlplug.envs.simulated import simulated
 from rlplug.envs.spaces import sample_tasks
 from rlplug.envs.subprocess import Subprocess
 from rlplug.envs.wrapping import Wrapping
+
+if TYPE_CHECKING:
+    from rlplug.envs.simulation import simulated
 
 __all__ = [
     "EnvList",
@@ -20,3 +24,11 @@ __all__ = [
     "sample_tasks",
     "simulated",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "simulated":  # it imports torch, which worker processes do without
+        from rlplug.envs.simulation import simulated
+
+        return simulated
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -27,7 +27,7 @@ class Game:
     spec: EnvSpec
     noise_size: int = 0
     hides: bool = False
-    """whether a state has more than the players know, so that nobody may plan with it"""
+    """whether a state has more than the players know, so that no planner may use it"""
 
     def initial(self, noise: Tensor) -> Tree:
         """Return initial states from uniform noise ``[B, noise_size]`` in [0, 1)."""

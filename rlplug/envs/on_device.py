@@ -93,7 +93,7 @@ class OnDevice(VecEnv):
     def row(self, state: Tensor, length: Tensor, over: Tensor, terminated: Tensor) -> Batch:
         """Return ``obs`` and the extras ``[B, ...]`` of states ``[S, B]``; after the end, all actions are allowed."""
         numbers = torch.stack((length.to(state.dtype), terminated.to(state.dtype)))
-        row = {"obs": self.observe(state).float(), "env_state": torch.cat((state, numbers)).T.contiguous()}
+        row = {"obs": self.observe(state).float(), "env_state": torch.cat((state.T, numbers.T), 1)}
         return row | ({"action_mask": self.allowed(state) | over.unsqueeze(-1)} if self.masked else {})
 
     def reset(self, seeds: Sequence[int], tasks: Tree = None) -> Batch:
@@ -117,7 +117,7 @@ class OnDevice(VecEnv):
         self._length.add_(1).mul_(going)
         torch.where(over, self.initial(self._noise()), moved, out=self._state)
         terminated = terminated & going
-        truncated = (self._length >= self.limit) & ~terminated
+        truncated = (self._length >= self.limit) & terminated.logical_not()
         torch.logical_or(terminated, truncated, out=self._over)
         said = {"reward": (reward * going).float(), "terminated": terminated, "truncated": truncated}
         return self.row(self._state, self._length, self._over, terminated) | said

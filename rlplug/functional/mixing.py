@@ -19,7 +19,7 @@ def present(alive: Tensor, terminated: Tensor) -> Tensor:
         terminated: ``[T, B, N]`` bool, read where an agent is alive.
 
     Returns:
-        ``[T, B, N]`` bool. Nobody counts after the last agent has terminated.
+        ``[T, B, N]`` bool. No agent counts after the last agent has terminated.
     """
     stopped = alive[:-1] & ~terminated[:-1]
     return torch.cat((alive[:1], alive[1:] | stopped))

@@ -48,7 +48,7 @@ class DirectPolicy(Module):
 
 
 def noise_of(seed: int, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return standard normal noise in the shapes of ``like``. It depends on the seed only, and is drawn on the CPU."""
+    """Return standard normal noise like ``like``, leaves ``[...]``, drawn on the CPU. It depends on the seed only."""
     source = torch.Generator().manual_seed(seed)
     flat = torch.randn(sum(x.numel() for x in like.values()), generator=source)
     pieces = flat.split([x.numel() for x in like.values()])

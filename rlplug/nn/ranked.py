@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlplug.functional.returns import ended
 from rlplug.nn.module import Module
 from rlplug.types import Batch
 
@@ -37,7 +36,7 @@ class RankedReturns(Module):
         self.register_buffer("threshold", torch.full((), -torch.inf, dtype=torch.float64))
 
     def forward(self, score: Tensor, tie: Any) -> Tensor:
-        """Return the ranked reward of episodes with these returns: 1, -1, or ``tie``. R2, section 3."""
+        """Return the ranked reward ``[n]`` of episodes with these returns: 1, -1, or ``tie``. R2, section 3."""
         z = torch.where(score < self.threshold, -1.0, torch.as_tensor(tie, dtype=torch.float32, device=score.device))
         return torch.where((score > self.threshold) | (score >= self.best), 1.0, z).float()
 
@@ -48,7 +47,8 @@ class RankedReturns(Module):
             ids: environments of its columns, ``[b]``.
             gather: returns the rows of all ranks.
         """
-        valid, over = batch["valid"][:-1], ended(batch)
+        valid = batch["valid"][:-1]
+        over = valid & (batch["terminated"] | batch["truncated"])[:-1]
         now, found = self.running[ids], list[Tensor]()
         for t in range(len(valid)):
             now = torch.where(batch["is_first"][t], 0.0, now) + torch.where(valid[t], batch["reward"][t], 0.0)

@@ -69,6 +69,7 @@ class RMSNorm(Module):
         self.weight = nn.Parameter(torch.ones(size))
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return ``x [..., D]`` divided by its root mean square, times the weight."""
         if not torch.is_grad_enabled():
             return normalized(x)[0] * self.weight
         return Normalized.apply(x, self.weight)  # type: ignore[no-any-return]
@@ -91,6 +92,7 @@ class Normalized(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        """Return the gradients of ``x [..., D]`` and ``weight [D]``."""
         y, inverse, weight = ctx.saved_tensors
         inside = grad * weight
         shared = (inside * y).mean(-1, keepdim=True)
@@ -156,6 +158,7 @@ class OneHot(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        """Return the gradient of ``p [..., C]``, as if the choices were the probabilities."""
         return grad, None
 
 

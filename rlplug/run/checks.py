@@ -134,7 +134,7 @@ def _exploration(run: ResolvedRun) -> Refusals:
         "env.mask_key", "null runs without masks")
     yield (run.spec.has_masks and "action_mask" not in needs.keys, key,
            f"{algo} does not support action masks; {way}")
-    why = ("computes gradients in its actors" if needs.gradients else "uses none, or a simulator's" if not needs.rewards
+    why = ("computes gradients in its actors" if needs.gradients else "uses no rewards" if not needs.rewards
            else "" if run.loop.gives_rows else f"learns from no rows with loop={run.config.loop.name}")
     perturb = [key for key, chosen in modules.items() if chosen.cls.perturb is not Exploration.perturb]
     for key, chosen in modules.items():

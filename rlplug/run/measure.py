@@ -120,8 +120,8 @@ class Stopping:
     """
 
     def __init__(self, limits: Mapping[str, float | str], watched: Mapping[str, str] | None = None) -> None:
-        self.limits: dict[str, tuple[str, float]] = {}
-        self.reason, self.seen = "", set[str]()  # which limit was reached; metrics with a value so far
+        self.limits, self.reason = dict[str, tuple[str, float]](), ""  # which limit was reached
+        self.seen = set[str]()  # metrics with a value so far
         self.keys = {metric: f"stop.{metric}" for metric in limits} | dict(watched or {})
         for metric, key in (watched or {}).items():
             if not METRIC.fullmatch(metric):
@@ -134,8 +134,8 @@ class Stopping:
 
     def notes(self) -> list[str]:
         """Return a line that names the limits, if any."""
-        limits = (f"{metric} {'<' if sign == '<' else '>='} {limit:g}" for metric, (sign, limit) in self.limits.items())
-        return [f"stops early at {' or '.join(limits)}"] if self.limits else []
+        limits = (f"{metric} {sign.replace('>', '>=')} {limit:g}" for metric, (sign, limit) in self.limits.items())
+        return [f"stops early at {' or '.join(limits)}"] * bool(self.limits)
 
     def require(self, row: Iterable[str], prefix: str) -> None:
         """Raise ``RunError`` if a limit or a curriculum reads a metric of a prefix that is not in ``row``."""

@@ -110,7 +110,7 @@ def test_an_evaluation_stops_at_the_next_row(evaluator: Evaluator):
 
 def test_an_evaluation_actor_builds_its_environments_at_once_and_counts_rows(learner: Trainer, evaluator: Evaluator):
     actor = make(EvalActor, learner, range(2))
-    assert actor.evaluator.player._envs
+    assert actor.evaluator.player._shards
     played, _ = actor.collect(7, "greedy", statistics(learner), copies.acting_weights(learner.policy))
     whole = evaluator.play(evaluator.job, 7)
     assert {key: x.tolist() for key, x in played.items()} == {key: whole[key].tolist() for key in ("return", "length")}

@@ -19,9 +19,11 @@ import rlplug
 from rlplug.checkpointing.format import find
 from rlplug.checkpointing.serialize import decode, encode
 from rlplug.cli import main
+from rlplug.config import choose, default_node
+from rlplug.config.changes import resumed
 from rlplug.envs import snapshot
 from rlplug.tree import check_like
-from rlplug.types import CheckpointError
+from rlplug.types import CheckpointError, ConfigError
 from tests.checkpointing.runs import copy_of
 from tests.tools import checkpoints as tool
 from tests.tools.asking import Answer
@@ -244,3 +246,16 @@ def test_a_deep_tree_is_no_traceback():
         deep = [deep]
     with pytest.raises(RecursionError):
         decode(tool.raw(deep))
+
+
+def test_settings_that_are_nested_too_deeply_are_refused():
+    deep: Any = 1
+    for _ in range(120):
+        deep = {"x": [deep]}
+    with pytest.raises(ConfigError, match=r"config\.yaml cannot be read: it is nested too deeply"):
+        resumed({"seed": 0, "record": deep}, [])
+
+
+def test_a_setting_whose_name_is_no_text_is_refused():
+    with pytest.raises(ConfigError, match="should be a valid string"):
+        choose("hardware", "hardware", default_node("hardware", "cpu") | {"\ud800": 1})

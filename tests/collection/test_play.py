@@ -14,6 +14,7 @@ from rlplug import tree
 from rlplug.api import Job
 from rlplug.checkpointing.serialize import encode
 from rlplug.collection.episodes import EpisodeStats
+from rlplug.collection.play import share_of
 from rlplug.collection.stepping import make_shard
 from rlplug.config import compose, parse
 from rlplug.evaluation.evaluator import EVALUATION
@@ -262,3 +263,11 @@ def test_tasks_are_those_of_every_column():
         played(trainer, Job(0, task={"goal": torch.tensor([1.0, 2.0])}, episodes=3))
     (tasks,) = given
     assert tree.map(lambda x: x.tolist(), tasks) == {"goal": [[1.0, 2.0]] * 3}
+
+
+@pytest.mark.parametrize("episodes", [1, 31, 33, 65, 2**63 - 1])
+def test_a_jobs_episodes_are_divided_among_its_columns(episodes):
+    shard, each = share_of(Job(0, episodes=episodes), "eval")
+    assert len(each) == shard.num_envs == min(episodes, 32)
+    assert sum(each.tolist()) == episodes
+    assert max(each) - min(each) <= 1

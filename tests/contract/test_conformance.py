@@ -136,7 +136,7 @@ BROKEN = {
     "algo wide terms": r"'policy' with shape \[9, 2, 1\]",
     "algo leaky parts": "part 'policy' give a gradient to baseline.weight of part 'baseline'",
     "algo orphan parts": "no optimizer has the parameter scale",
-    "algo shared parts": r"policy.weight is in several optimizers \(policy, again\)",
+    "algo twofold parts": r"policy.weight is in several optimizers \(policy, again\)",
     "algo asleep learns": "part 'baseline' changed no parameter",
     "algo outside act": r"Outside\.act returned the action [23], which is not in Discrete\(2\)",
     "algo indecisive act": "depends on random numbers",
@@ -366,4 +366,9 @@ def test_what_cannot_be_tried_is_a_check_that_says_why():
 def test_checks_of_one_distribution():
     kinds = {check.kind for check in conformance.checks("rlplug")}
     assert kinds >= {"algo", "buffer", "env", "exploration", "hardware", "logger", "loop", "model", "curriculum"}
-    assert {check.name for check in conformance.checks("rlplug", kinds=["loop"])} == {"alternate", "async", "offline"}
+    assert {check.name for check in conformance.checks("rlplug", kinds=["loop"])} == {
+        "alternate",
+        "async",
+        "offline",
+        "population",
+    }

@@ -38,7 +38,7 @@ BUILT = {  # found before anything is collected
     "Swapped": f".__init__ takes (self, ctx, cfg); {INIT}",
     "NoSuper": ".__init__ must call super().__init__() first",
     "NeedsKey": ".needs calls Needs(key=...); did you mean keys? There are: data, gradients, "
-    "keys, noise, off_policy, perturbable, recorded, rewards, window",
+    "keys, noise, off_policy, perturbable, recorded, rewards, simulates, window",
     "NeedsWindow": ".needs returned Needs with 'window' for data; expected 'rollout', 'segments', 'windows' or "
     "'episodes'",
     "NeedsText": ".needs returned Needs with 'obs' for keys; expected a valid tuple",
@@ -72,7 +72,7 @@ BUILT = {  # found before anything is collected
     "OnGPU": ".plan returned Plan with 'gpu' for accelerator; expected 'cpu' or 'cuda'",
     "DictPlan": ".plan returned a dict; return Plan",
     "Misspelled": ".rlplug_loged is not a hook; did you mean rlplug_logged? There are: rlplug_checkpoint, "
-    "rlplug_collected, rlplug_ended, rlplug_evaluated, rlplug_logged, rlplug_started, rlplug_updated",
+    "rlplug_collected, rlplug_ended, rlplug_evaluated, rlplug_logged, rlplug_played, rlplug_started, rlplug_updated",
     "MisspelledParameter": ".rlplug_logged takes (self, run, metric, step); write def rlplug_logged(self, run: Run, "
     "metrics: Mapping[str, float], step: int) -> None",
     "Unmarked": ".rlplug_logged is never called; add @hookimpl of rlplug",

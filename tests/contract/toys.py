@@ -206,7 +206,7 @@ class Orphan(Sound):
         self.scale = nn.Parameter(torch.ones(()))
 
 
-class Shared(Sound):
+class Twofold(Sound):
     def optimizers(self):
         parts = super().optimizers()
         return parts | {"again": Optim(torch.optim.SGD(self.policy.parameters(), self.cfg.lr))}

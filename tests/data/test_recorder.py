@@ -104,7 +104,8 @@ def es(install):  # noqa: F811
     install("rlplug-es", "rlplug_es", FILES)
 
 
-ES = ("algo=es", "env=cartpole", *QUIET, "total_steps=800", "checkpoint.every=200", "algo.pairs=2", "model.hidden=[4]")
+ES = ("algo=gaussian_es", "env=cartpole", *QUIET, "total_steps=800", "checkpoint.every=200", "algo.pairs=2")
+ES += ("model.hidden=[4]",)
 ROUNDS = {  # how a run collects, its words, and the round after which it is stopped
     "collect": ((*PPO, "env=cartpole", "total_steps=480", "checkpoint.every=96", "record.max_file_size=2000"), 6),
     "play": ((*ES, "record.max_file_size=3000"), 3),

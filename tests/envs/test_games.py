@@ -148,7 +148,7 @@ def test_perfect_play_of_tic_tac_toe_never_loses():
         assert (outcome > 0).any()
 
 
-@pytest.mark.parametrize("name", ["tictactoe", "connect_four", "kuhn"])
+@pytest.mark.parametrize("name", ["tictactoe", "connect_four"])
 def test_a_planner_gets_the_transitions_of_the_environment(name):
     env = kit.make(name)
     (model,) = [env.traits.simulator()]
@@ -157,11 +157,11 @@ def test_a_planner_gets_the_transitions_of_the_environment(name):
     compared = 0
     for (before, _), (after, action) in itertools.pairwise(rows):
         going = before["alive"].any(1)
-        state = torch.from_numpy(before["env_state"][going])
-        found = model.step(state, torch.from_numpy(action[going]))
+        whole = {"env_state": torch.from_numpy(before["env_state"][going]), "action": torch.from_numpy(action[going])}
+        found = model.step(whole["env_state"], whole["action"])
         for key in ("obs", "alive", "action_mask", "env_state", "reward", "terminated", "truncated"):
             np.testing.assert_array_equal(found[key].numpy(), after[key][going], err_msg=key)
-        np.testing.assert_array_equal(model.reward(found).numpy(), after["reward"][going])
+        np.testing.assert_array_equal(model.reward(whole).numpy(), after["reward"][going])
         compared += int(going.sum())
     assert compared > 50
 

@@ -21,7 +21,7 @@ SHORT = ("total_steps=32", "eval.every=0", "eval.episodes=1", "env.max_episode_s
 
 def build(id, n=2, option="minigrid", **changes):
     node = default_node("env", option, {"id": id} | changes)
-    return choose("env", "env", node).build(SimpleNamespace(env_ids=range(n), num_envs=n, render=False))
+    return choose("env", "env", node).build(SimpleNamespace(env_ids=range(n), num_envs=n, render=False, role="actor"))
 
 
 def said(env, tokens):

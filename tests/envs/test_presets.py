@@ -101,7 +101,7 @@ def build(option, n=2, **changes):
         if option in options and find_spec(module) is None:
             pytest.skip(f"{option} needs rlplug[{extra}]")
     node = default_node("env", option, GIVEN.get(option, {}) | changes)
-    return choose("env", "env", node).build(SimpleNamespace(env_ids=range(n), num_envs=n, render=False))
+    return choose("env", "env", node).build(SimpleNamespace(env_ids=range(n), num_envs=n, render=False, role="actor"))
 
 
 def sample(space, mask):

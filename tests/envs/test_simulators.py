@@ -15,7 +15,7 @@ from rlplug.config import compose
 from rlplug.context import RunContext
 from rlplug.envs import simulated
 from rlplug.envs.on_device import DeviceSimulator
-from rlplug.envs.simulated import Copier, Stepper
+from rlplug.envs.simulation import Copier, Stepper
 from rlplug.plugins.env.classic_torch import CartPole
 from rlplug.run.build import build
 from rlplug.testing.checks import envs

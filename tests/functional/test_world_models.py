@@ -46,9 +46,9 @@ def original(last, term, rew, val, boot, disc, lam):
     rets = [boot[-1]]
     live = (1 - term.double())[1:] * disc
     cont = (1 - last.double())[1:] * lam
-    interm = rew[1:] + (1 - cont) * live * boot[1:]
+    state = rew[1:] + (1 - cont) * live * boot[1:]
     for t in reversed(range(len(live))):
-        rets.append(interm[t] + live[t] * cont[t] * rets[-1])
+        rets.append(state[t] + live[t] * cont[t] * rets[-1])
     return torch.stack(list(reversed(rets))[:-1])
 
 

@@ -49,9 +49,9 @@ def in_double(batch):
 
 def lambda_return(last, term, rew, boot, disc, lam):
     rets, live, cont = [boot[:, -1]], (1 - term.double())[:, 1:] * disc, (1 - last.double())[:, 1:] * lam
-    interm = rew[:, 1:] + (1 - cont) * live * boot[:, 1:]
+    state = rew[:, 1:] + (1 - cont) * live * boot[:, 1:]
     for t in reversed(range(live.shape[1])):
-        rets.append(interm[:, t] + live[:, t] * cont[:, t] * rets[-1])
+        rets.append(state[:, t] + live[:, t] * cont[:, t] * rets[-1])
     return torch.stack(list(reversed(rets))[:-1], 1)
 
 

@@ -214,8 +214,8 @@ REFUSED = {
     "value": (("algo.policies={base:{algo:{name:ppo,gamma:2}}}",), "algo.policies.base.algo.gamma", "out of range"),
     "name": (("algo.policies={base:{algo:pop}}",), "algo.policies.base.algo.name", "ppo"),
     "slot": (
-        ("algo.policies={base:{algo:ppo,modle:{name:mlp}}}",),
-        "algo.policies.base.modle",
+        ("algo.policies={base:{algo:ppo,modelx:{name:mlp}}}",),
+        "algo.policies.base.modelx",
         "did you mean algo.policies.base.model",
     ),
     "train": (("algo.train=[wolf]",), "algo.train", "there is no policy 'wolf'; the policies are north, south, base"),

@@ -124,7 +124,7 @@ def test_the_step_of_ars_is_exact():
     torch.testing.assert_close(flat(dict(algorithm.named_parameters())), expected, atol=1e-5, rtol=1e-5)
 
 
-def test_cem_fits_its_elite():
+def test_lincem_fits_its_elite():
     algorithm = of(CEM, "cem", population=8, elite_share=0.25, extra_std=0.3)
     asked = algorithm.ask()
     drawn = [algorithm.candidate_weights({"seed": seed}) for seed in asked["seed"]]

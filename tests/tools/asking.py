@@ -32,14 +32,14 @@ class Answer:
     def fault(self, codes: Sequence[int] = (0, 1, 2), most: int = MOST_LINES, longest: int = LONGEST) -> str | None:
         """Return what is wrong with the answer; None: nothing."""
         lines = self.printed.splitlines()
-        own = [line for line in lines if line.startswith("rlplug: ")]
+        own = [line for line in lines if line.startswith(("rlplug: ", '{"error": '))]  # the latter with --json
         if self.code is None:
             return f"no answer in {LIMIT_S} s"
         if "Traceback (most recent call last)" in self.printed and " raised in " not in self.printed:
             return "a traceback"  # of ours: where an environment raises, its own is quoted
         if self.code not in codes:
             return f"exit code {self.code}"
-        if odd := sorted({c for c in self.printed if not c.isprintable() and c != "\n"}):
+        if odd := sorted({c for c in self.printed if not c.isprintable() and c not in "\n\t"}):
             return f"control characters {odd}"
         if any(line.startswith("rlplug: FORGED") for line in lines):
             return "a forged line"

@@ -1,5 +1,5 @@
 """AlphaZero, Silver et al. 2018 (arXiv:1712.01815), on any environment with a simulator: two players in turn, or one
-player, with ranked rewards (R2), Laterre et al. 2018 (arXiv:1807.01672), if it is to play against itself.
+player, with ranked rewards (R2), Laterre et al. 2018 (arXiv:1807.01672), which rank a return among recent ones.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from rlplug import tree
 from rlplug.api import Algorithm, Context, Learner, Losses, Needs, Optim, Window
 from rlplug.buffer import check_first_sequence
-from rlplug.functional.two_hot import symlog
+from rlplug.functional.bins import symlog
 from rlplug.functional.world_models import arrivals, lambda_returns
 from rlplug.nn import MLP, Activation, Adam, Linear, choices_of, constant
 from rlplug.nn.gaussian_rssm import GaussianRSSM, sampled

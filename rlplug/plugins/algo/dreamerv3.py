@@ -19,8 +19,8 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from rlplug import tree
 from rlplug.api import Algorithm, Context, Learner, Losses, Needs, Optim, Window
 from rlplug.buffer import check_first_sequence
+from rlplug.functional.bins import symexp_bins, symlog, two_hot_loss, two_hot_mean
 from rlplug.functional.targets import polyak_
-from rlplug.functional.two_hot import symexp_bins, symlog, two_hot_loss, two_hot_mean
 from rlplug.functional.world_models import arrivals, balanced_kl, lambda_returns
 from rlplug.nn import DiagGaussian, LaProp, MultiCategorical, choices_of
 from rlplug.nn.open_loop import open_loop, open_loop_errors, open_loop_pictures

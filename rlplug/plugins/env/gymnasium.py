@@ -11,7 +11,7 @@ from pydantic import Field
 from rlplug.api import Context, VecEnv
 from rlplug.envs.env_list import EnvList
 from rlplug.envs.making import Maker, find, has_native, make_native, render_modes
-from rlplug.envs.simulated import copied
+from rlplug.envs.simulation import copied
 from rlplug.envs.subprocess import Subprocess
 from rlplug.envs.wrapping import Wrapping
 from rlplug.settings import NonNegativeInt, PositiveFloat, PositiveInt, option, settings

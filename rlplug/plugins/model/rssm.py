@@ -7,7 +7,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from rlplug.api import Context, Model
-from rlplug.functional.two_hot import symlog
+from rlplug.functional.bins import symlog
 from rlplug.nn.rssm import SIZES, Encoder
 from rlplug.settings import option, settings
 from rlplug.types import Batch, ConfigError

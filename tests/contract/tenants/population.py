@@ -120,8 +120,8 @@ from rlplug import Component, hookimpl
 @hookimpl
 def rlplug_components():
     module = "tests.contract.tenants.population:"
-    loop = Component("loop", "population", module + "Population", ("algo=es",))
-    return [Component("algo", "es", module + "ES"), loop]
+    loop = Component("loop", "generations", module + "Population", ("algo=gaussian_es",))
+    return [Component("algo", "gaussian_es", module + "ES"), loop]
 
 @hookimpl
 def rlplug_conf():
@@ -130,10 +130,10 @@ def rlplug_conf():
 CONF = """# @package _global_
 defaults:
   - override /model: mlp
-  - override /loop: population
+  - override /loop: generations
 
 algo:
-  name: es
+  name: gaussian_es
   pairs: 16
   sigma: 0.1
   weight_decay: 1.0e-4
@@ -141,6 +141,6 @@ algo:
 """
 FILES = {
     "rlplug_es/__init__.py": MANIFEST,
-    "rlplug_es/conf/loop/population.yaml": "name: population\n",
-    "rlplug_es/conf/algo/es.yaml": CONF,
+    "rlplug_es/conf/loop/generations.yaml": "name: generations\n",
+    "rlplug_es/conf/algo/gaussian_es.yaml": CONF,
 }

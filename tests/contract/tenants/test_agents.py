@@ -239,11 +239,10 @@ def test_masks_of_groups_are_heeded_and_declared(tmp_path, monkeypatch):
         build(compose(["algo=blind", "env=masked_signals", *QUIET]), tmp_path)
 
 
-def test_one_policy_of_several_cannot_be_loaded(tmp_path):
+def test_policies_of_several_agents_are_loaded_and_evaluated(tmp_path):
     run = tmp_path / "run"
     assert main([*SIGNALS, f"hydra.run.dir={run}"]) == 0
-    with pytest.raises(ConfigError, match="several agents"):
-        load(run)
+    assert load(run).spec.has_agents
     assert evaluate(run, ["eval.episodes=3"])["episodes"] == 3
     described = {
         key: origin["name"] for key, origin in json.loads((run / "manifest.json").read_text())["plugins"].items()

@@ -66,7 +66,7 @@ class League(PPO):
 
 
 RUN = (
-    *("algo=league", "env=cartpole", "hardware=cpu", "num_envs=2", "model.hidden=[8]", "rollout_fragment_length=32"),
+    *("algo=pooled", "env=cartpole", "hardware=cpu", "num_envs=2", "model.hidden=[8]", "rollout_fragment_length=32"),
     *("logger.only=[]", "eval.every=0", "eval.episodes=2", "algo.sgd_minibatch_size=32", "algo.num_sgd_iter=1"),
 )
 
@@ -75,9 +75,9 @@ RUN = (
 def league(install):  # noqa: F811
     conf = Path(__file__).parents[3] / "conf" / "algo" / "ppo.yaml"
     files = {
-        "rlplug_league/__init__.py": manifest(("algo", "league", f"{__name__}:League"))
+        "rlplug_league/__init__.py": manifest(("algo", "pooled", f"{__name__}:League"))
         + "\n@hookimpl\ndef rlplug_conf():\n    return 'rlplug_league.conf'\n",
-        "rlplug_league/conf/algo/league.yaml": conf.read_text().replace("name: ppo", "name: league"),
+        "rlplug_league/conf/algo/pooled.yaml": conf.read_text().replace("name: ppo", "name: pooled"),
     }
     install("rlplug-league", "rlplug_league", files)
 

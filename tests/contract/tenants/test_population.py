@@ -16,7 +16,7 @@ from tests.contract.tenants.population import FILES, centered_ranks
 from tests.installing import install, site  # noqa: F401  fixtures
 
 ES = (
-    "algo=es",
+    "algo=gaussian_es",
     "env=cartpole",
     "model.hidden=[16]",
     "hardware=cpu",
@@ -67,7 +67,7 @@ def test_ranks_do_not_depend_on_scale():
 
 def test_curiosity_has_nothing_to_reward(capsys, tmp_path):
     assert main([*ES, "exploration=[icm]", f"hydra.run.dir={tmp_path / 'run'}"]) == 2
-    said = "exploration.icm: rewards rows that the learner samples, but es uses no rewards; leave it out"
+    said = "exploration.icm: rewards rows that the learner samples, but gaussian_es uses no rewards; leave it out"
     assert capsys.readouterr().err.strip().endswith(said)
     assert not (tmp_path / "run").exists()
 
@@ -77,8 +77,8 @@ def test_curiosity_is_refused_for_a_loop_that_gives_no_rows(capsys, tmp_path, mo
     monkeypatch.setattr(population.ES, "needs", classmethod(lambda cls, cfg, spec: Needs()))
     words = (*ES, "total_steps=300", "eval.episodes=1", "exploration=[icm]")
     assert main([*words, f"hydra.run.dir={tmp_path / 'run'}"]) == 2
-    said = "exploration.icm: rewards rows that the learner samples, but es learns from no rows with loop=population"
-    assert f"{said}; leave it out" in capsys.readouterr().err
+    said = "exploration.icm: rewards rows that the learner samples, but gaussian_es learns from no rows"
+    assert f"{said} with loop=generations; leave it out" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
     monkeypatch.setattr(population.Population, "gives_rows", True)
     assert main([*words, f"hydra.run.dir={tmp_path / 'run'}"]) == 2

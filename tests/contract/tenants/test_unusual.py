@@ -27,8 +27,13 @@ REFUSED = {  # each of these checks had an objection
         *("algo-careful-composes", "exploration-shaking-served"),  # a second YAML file
     ),
     "rlplug-es": (  # a loop that plays jobs, and an algorithm that computes its gradients by itself
-        *("algo-es-terms-cartpole", "algo-es-pure-cartpole", "algo-es-parts-cartpole", "algo-es-ranks-cartpole"),
-        "loop-population-run",
+        *(
+            "algo-gaussian_es-terms-cartpole",
+            "algo-gaussian_es-pure-cartpole",
+            "algo-gaussian_es-parts-cartpole",
+            "algo-gaussian_es-ranks-cartpole",
+        ),
+        "loop-generations-run",
     ),
     "rlplug-maml": ("algo-maml-ranks-goals", "loop-meta-run"),
 }

@@ -8,9 +8,9 @@ TRIED_WITH = ("env=pendulum", "train_batch_size=8", "num_envs=8")
 
 @hookimpl
 def rlplug_components():
-    return [Component("algo", "linear_cem", "rlplug_cem.algo:Cem", TRIED_WITH)]
+    return [Component("algo", "lincem", "rlplug_lincem.algo:Cem", TRIED_WITH)]
 
 
 @hookimpl
 def rlplug_conf():
-    return "rlplug_cem.conf"  # the folder with the YAML files; one folder for each kind
+    return "rlplug_lincem.conf"  # the folder with the YAML files; one folder for each kind

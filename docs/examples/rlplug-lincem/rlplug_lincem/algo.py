@@ -20,7 +20,7 @@ class Cem(Algorithm):
     Nothing is differentiated: there is no `forward` and no optimizer. The learned state is two buffers.
     """
 
-    # Every option: type, range, and what it does. The defaults are in conf/algo/linear_cem.yaml.
+    # Every option: type, range, and what it does. The defaults are in conf/algo/lincem.yaml.
     @settings
     class Config:
         elite_share: UnitFloat = option("Fraction of a generation's episodes that are its elite; at least two.")
@@ -32,7 +32,7 @@ class Cem(Algorithm):
         """Request whole episodes, each once, with the weights that collected them. Observations are not stored."""
         action = spec.single_agent.action
         if not isinstance(action, Discrete | Box):
-            raise ConfigError("algo", f"linear_cem cannot choose actions of {action}; it serves Discrete and Box")
+            raise ConfigError("algo", f"lincem cannot choose actions of {action}; it serves Discrete and Box")
         return Needs(data="episodes", keys=("action", "theta"))
 
     def __init__(self, cfg: Config, ctx: Context):

@@ -4,13 +4,13 @@ import torch
 from gymnasium import spaces
 from rlplug import testing
 
-from rlplug_cem.algo import Cem
+from rlplug_lincem.algo import Cem
 
 
 def build(action=2, **options):
     """Build the algorithm for observations `[3]` in four environments, without a run."""
     ctx = testing.context(testing.spec(obs=3, action=action), num_envs=4)
-    return Cem(testing.config("algo/linear_cem", **options), ctx)
+    return Cem(testing.config("algo/lincem", **options), ctx)
 
 
 def test_the_elite_says_what_the_next_mean_and_deviation_are():
@@ -45,22 +45,21 @@ def test_the_policy_is_linear(action, expected):
 
 def test_actions_that_it_cannot_choose_are_refused():
     spec = testing.spec(action=spaces.MultiBinary(3))
-    with pytest.raises(rlplug.ConfigError, match="algo: linear_cem cannot choose actions of MultiBinary"):
-        Cem.needs(testing.config("algo/linear_cem"), spec)
+    with pytest.raises(rlplug.ConfigError, match="algo: lincem cannot choose actions of MultiBinary"):
+        Cem.needs(testing.config("algo/lincem"), spec)
 
 
 @pytest.mark.slow
 def test_it_balances_the_pole(tmp_path):
     for seed in (1, 2):
-        assert (
-            rlplug.train(["algo=linear_cem", f"seed={seed}", "logger.only=[]", f"hydra.run.dir={tmp_path / str(seed)}"]) == 500
-        )
+        words = ["algo=lincem", f"seed={seed}", "logger.only=[]", f"hydra.run.dir={tmp_path / str(seed)}"]
+        assert rlplug.train(words) == 500
 
 
 def test_it_begins_to_balance_the_pole(tmp_path):
     """A random policy balances the pole for 22 steps."""
     words = [
-        "algo=linear_cem",
+        "algo=lincem",
         "total_steps=8_000",
         "train_batch_size=32",
         "eval.every=0",

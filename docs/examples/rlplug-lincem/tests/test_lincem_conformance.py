@@ -4,6 +4,6 @@ import pytest
 from rlplug.testing import conformance
 
 
-@pytest.mark.parametrize("check", conformance.checks("rlplug-cem"), ids=str)
+@pytest.mark.parametrize("check", conformance.checks("rlplug-lincem"), ids=str)
 def test_conformance(check):
     check()
