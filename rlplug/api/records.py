@@ -44,6 +44,7 @@ class Needs:
     off_policy: bool = False  # can learn from data of other policies
     rewards: bool = True  # learns from rewards, so intrinsic rewards apply
     simulates: bool = False  # plans with ``ctx.simulator()``, whose rows are not preprocessed
+    raw: bool = False  # reads rows as ``play`` returns them, before they are preprocessed
     gradients: bool = False  # compute gradients on the collecting actor, with the weights that played the segment
     perturbable: bool = False  # exploration modules may change its actions after ``act``
     noise: str = ""  # acts greedily; needs an exploration module, such as this one

@@ -66,8 +66,9 @@ def _loop(run: ResolvedRun) -> Refusals:
     yield (not _has_rows(buffer.cls, loop), "loop", lambda:
            f"{name} {does}; use {ways()}")
     for option, plain in {"normalize_obs": 0, "normalize_reward": 0, "scale_reward": 1, "clip_reward": None}.items():
-        yield (needs.simulates and getattr(run.config.preprocess, option) != plain, f"preprocess.{option}",
-               f"changes the environment's rows, but {run.config.algo.name} plans with a simulator; use the default")
+        why = "plans with a simulator" if needs.simulates else "adapts to raw rows" if needs.raw else ""
+        yield (why and getattr(run.config.preprocess, option) != plain, f"preprocess.{option}",
+               f"changes the environment's rows, but {run.config.algo.name} {why}; use the default")
     for option in ("in_flight", "broadcast_interval"):
         yield (getattr(run.loop.tempo, option) > 1 and not needs.off_policy and not needs.gradients, f"loop.{option}",
                f"collects with older weights, which {run.config.algo.name} does not support; use 1")
@@ -164,7 +165,7 @@ def _curriculum(run: ResolvedRun) -> Refusals:
            f"{name} chooses tasks, but env={env} has none; use another environment, or leave it out")
     yield (run.config.data.path is not None, "curriculum",
            f"{name} chooses the tasks of new episodes, but data.path is recorded; leave it out")
-    yield (not run.loop.gives_rows, "curriculum",
+    yield (run.loop.plays, "curriculum",
            f"{name} chooses the tasks of rollouts, but loop={loop.name} plays jobs; leave it out")
 
 

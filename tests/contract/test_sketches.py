@@ -13,9 +13,9 @@ from gymnasium import spaces
 from rlplug.types import EnvSpec, Group
 from tests.contract import worlds
 from tests.contract.sketches import dreamerv3
-from tests.contract.tenants import meta, population
+from tests.contract.tenants import population
 
-STRICT = [Path(str(module.__file__)) for module in (dreamerv3, meta, population)]
+STRICT = [Path(str(module.__file__)) for module in (dreamerv3, population)]
 SOLO = EnvSpec({"agent": Group(worlds.box(3), spaces.Discrete(2))})
 DREAMER = {"deter": 6, "stoch": 2, "classes": 3, "horizon": 4, "gamma": 0.99, "lambda_": 0.95}
 

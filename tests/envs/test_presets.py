@@ -12,9 +12,10 @@ from rlplug.config import choose, default_node, option_names
 from rlplug.envs import NativeVector
 
 ROOMS = ("doorkey_5x5", "empty_5x5", "empty_16x16", "fetch_5x5", "fourrooms")
+RUNNERS = ("halfcheetah_direction", "halfcheetah_velocity")
 EXTRAS = {
     "box2d": ("Box2D", ("lunarlander", "lunarlander_continuous")),
-    "mujoco": ("mujoco", ("halfcheetah", "hopper", "walker2d", "ant", "humanoid", "swimmer")),
+    "mujoco": ("mujoco", ("halfcheetah", "hopper", "walker2d", "ant", "humanoid", "swimmer", *RUNNERS)),
     "atari": ("ale_py", ("atari", "pong", "breakout")),
     "minigrid": ("minigrid", ("minigrid", *(f"minigrid_{room}" for room in ROOMS))),
     "robotics": ("gymnasium_robotics", ("fetchreach",)),
@@ -70,8 +71,11 @@ WANTED = {  # option: observation, action, steps
     ),
     "frozenlake": (Discrete(16), Discrete(4), 100),
     "frozenlake_12x12": (Discrete(144), Discrete(4), 22),
+    "frozenlake_tasks": (Discrete(144), Discrete(4), 40),
     "gymnasium": (numbers(4), Discrete(2), 500),
     "halfcheetah": (numbers(17), torques(6), 1000),
+    "halfcheetah_direction": (numbers(17), torques(6), 200),
+    "halfcheetah_velocity": (numbers(17), torques(6), 200),
     "hopper": (numbers(11), torques(3), 1000),
     "humanoid": (numbers(348), torques(17), 1000),
     "lunarlander": (numbers(8), Discrete(4), 1000),
@@ -86,6 +90,7 @@ WANTED = {  # option: observation, action, steps
     "mountaincar": (numbers(2), Discrete(3), 200),
     "mountaincar_continuous": (numbers(2), torques(1), 999),
     "pendulum": (numbers(3), torques(1), 200),
+    "pendulum_mass": (numbers(3), torques(1), 200),
     "pendulum_no_velocity": (numbers(2), torques(1), 200),
     "pong": (image, Discrete(6), 27000),
     "stateless_cartpole": (numbers(2), Discrete(2), 500),

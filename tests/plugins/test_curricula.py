@@ -205,7 +205,9 @@ def test_what_cannot_work_is_refused_before_the_run(words, said, tmp_path):
         build(compose([*LAKES, *words]), tmp_path).close()
 
 
-@pytest.mark.parametrize(("metric", "near"), [("eval/return_men", "eval/return_mean"), ("episode/returned", "episode/return")])
+@pytest.mark.parametrize(
+    ("metric", "near"), [("eval/return_men", "eval/return_mean"), ("episode/returned", "episode/return")]
+)
 def test_a_metric_that_is_not_logged_ends_the_run(metric, near, tmp_path):
     words = ["curriculum=threshold", "curriculum.stages=[2,3]", "curriculum.level=1", f"curriculum.metric={metric}"]
     config = compose([*LAKES, *SHORT, *words, "eval.every=32", "env.max_episode_steps=4"])

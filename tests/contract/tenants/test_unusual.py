@@ -9,14 +9,13 @@ import torch
 
 from rlplug.testing import conformance
 from rlplug.testing.checks.causes import counted
-from tests.contract.tenants import meta, population, unusual
+from tests.contract.tenants import population, unusual
 from tests.installing import install, site  # noqa: F401  fixtures
 
 CONF = Path(__file__).parents[3] / "conf"
 PACKAGES = {
     "rlplug-unusual": unusual.files(lambda group, option: (CONF / group / f"{option}.yaml").read_text()),
     "rlplug-es": population.FILES,
-    "rlplug-maml": meta.FILES,
 }
 REFUSED = {  # each of these checks had an objection
     "rlplug-unusual": (
@@ -35,7 +34,6 @@ REFUSED = {  # each of these checks had an objection
         ),
         "loop-generations-run",
     ),
-    "rlplug-maml": ("algo-maml-ranks-goals", "loop-meta-run"),
 }
 
 
@@ -56,7 +54,7 @@ def test_what_was_refused_passes(checks, name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("checks", ["rlplug-unusual", "rlplug-es", "rlplug-maml"], indirect=True)
+@pytest.mark.parametrize("checks", ["rlplug-unusual", "rlplug-es"], indirect=True)
 def test_all_else_passes_too(checks):
     for check in checks.values():
         check()
