@@ -26,7 +26,13 @@ GIVEN = {
     "dm_control": {"domain": "cheetah", "task": "run"},
     "minigrid": {"id": "MiniGrid-GoToDoor-5x5-v0"},
 }
-FIXED = ("cliffwalking", "frozenlake_12x12", "minigrid_empty_5x5", "minigrid_empty_16x16")
+TASKS = {
+    "frozenlake_tasks": Discrete(11, start=2),
+    "halfcheetah_direction": Discrete(2),
+    "halfcheetah_velocity": Box(0.0, 2.0, (1,), np.float32),
+    "pendulum_mass": Box(0.5, 2.0, (1,), np.float32),
+}
+FIXED = ("cliffwalking", "frozenlake_12x12", "frozenlake_tasks", "minigrid_empty_5x5", "minigrid_empty_16x16")
 """nothing is drawn in them"""
 MASKED = {"taxi": 6, "masked_cartpole": 8}
 SUCCEEDING = {"is_success": Box(-np.inf, np.inf, (), np.float32)}
@@ -163,6 +169,7 @@ def test_a_preset_holds_what_it_promises(option):
     assert spec.max_episode_steps == steps
     assert spec.frame_stack == (4 if obs is image else 1)
     extras = {"action_mask": MultiBinary(MASKED[option])} if option in MASKED else {}
+    extras |= {"task": TASKS[option]} if option in TASKS else {}
     assert spec.extras == (SUCCEEDING if option == "fetchreach" else extras)
     length, over, ends = np.zeros(2, int), np.zeros(2, bool), 0
     horizon = 2 * steps + 2 if steps and steps <= 250 else 60
