@@ -23,7 +23,6 @@ GOALS = (
     "algo.meta_batch_size=4",
     "algo.eval_tasks=3",
     "loop.episodes=3",
-    "model.hidden=[8]",
 )
 LAKES = ("env=frozenlake_tasks", "num_envs=2", "env.max_episode_steps=8")
 RAMP = ("curriculum.start=2", "curriculum.end=5", "curriculum.steps=200")
