@@ -119,7 +119,9 @@ def test_metrics_are_a_data_frame(tmp_path, monkeypatch):
     result = rlplug.Result(1.0, tmp_path)
     (tmp_path / "metrics.csv").write_text("step,episode/return\n32,5.0\n64,\n")
     monkeypatch.setitem(sys.modules, "pandas", None)
-    with pytest.raises(ImportError, match=r"metrics needs pandas: pip install pandas; the numbers are in .*metrics\.csv"):
+    with pytest.raises(
+        ImportError, match=r"metrics needs pandas: pip install pandas; the numbers are in .*metrics\.csv"
+    ):
         _ = result.metrics
     monkeypatch.undo()
     pytest.importorskip("pandas")
@@ -157,9 +159,7 @@ def test_networks_wrappers_and_callbacks_of_the_script(tmp_path):
 
     scaled = [{"entry_point": Scaled, "kwargs": {"scale": 3}}, Scaled]
     model = {"name": "custom", "entry_point": Own, "kwargs": {"size": 4}}
-    result = rlplug.train(
-        env={"name": "cartpole", "wrappers": scaled}, model=model, folder=tmp_path / "run", **SMALL
-    )
+    result = rlplug.train(env={"name": "cartpole", "wrappers": scaled}, model=model, folder=tmp_path / "run", **SMALL)
     assert result.summary["eval/return_mean"] == 6 * result.summary["eval/length_mean"]
     assert result.agent.algorithm.net.torso.net.layer.out_features == 4
     other = rlplug.train(model=Net, folder=tmp_path / "other", **SMALL)
@@ -315,7 +315,9 @@ def test_what_cannot_be_sent_or_combined_is_refused(tmp_path):
 def test_a_run_with_objects_is_resumed_with_them(tmp_path, monkeypatch):
     result = rlplug.train(env=lambda: Mine(), callbacks=[Count()], folder=tmp_path / "run", **SMALL)
     monkeypatch.setattr(script, "_objects", {})  # as in another process
-    with pytest.raises(ConfigError, match=r"lambda is defined in the script that started the run.*rlplug\.resume\(folder"):
+    with pytest.raises(
+        ConfigError, match=r"lambda is defined in the script that started the run.*rlplug\.resume\(folder"
+    ):
         rlplug.resume(result.folder, ["total_steps=192"])
     with pytest.raises(ConfigError, match=r"^model: the run has no object of a script, and 1 given"):
         rlplug.load(result.folder, model=Net)

@@ -29,6 +29,9 @@ from rlplug.types import Batch, Mode, Tree
 Weights: TypeAlias = dict[str, np.ndarray] | None  # None: unchanged
 
 
+RUN = ("env_steps", "tasks")  # of the statistics: arguments of ``collect``
+
+
 class RemotePolicy:
     """A copy of the policy in a separate process. Only ``heartbeat`` is called while another method runs."""
 
@@ -113,7 +116,7 @@ class Actor(RemotePolicy):
         """
         began = time.monotonic()
         self._update(rows, statistics, weights)
-        segment = on_host(self.collector.collect(rows, mode, self._count_row, env_steps=statistics["env_steps"]))
+        segment = on_host(self.collector.collect(rows, mode, self._count_row, **{key: statistics[key] for key in RUN}))
         state, ended = self._state(statistics), time.monotonic()
         state["spent"] = began - (self._idle_since or began), ended - began
         self._idle_since = ended

@@ -12,7 +12,7 @@ from rlplug.api.data import Goals, Simulator
 from rlplug.api.records import Job, Losses, Needs, Optim, Play, Segment
 from rlplug.functional.returns import episode_metrics
 from rlplug.nn.module import Module
-from rlplug.types import Batch, ConfigError, EnvSpec, Mode, Progress, Role, Weights
+from rlplug.types import Batch, ConfigError, EnvSpec, Mode, Progress, Role, Tree, Weights
 
 if TYPE_CHECKING:
     from gymnasium import Space
@@ -111,6 +111,7 @@ class Learner(Protocol):
     """The only place with backward passes and collectives."""
 
     progress: Progress
+    algorithm: Algorithm
 
     def minimize(
         self, batch: Batch, who: Trainable, parts: Sequence[str] | None = None, *, diagnostics: bool = True
@@ -344,6 +345,28 @@ class Exploration(Trainable):
         With agents it has the shape of ``reward``; with several groups, return a dict of the rewarded groups.
         """
         return None
+
+
+class Curriculum(Trainable):
+    """Chooses the tasks of training episodes. Its state is in buffers, equal on all ranks; it has no optimizers.
+
+    Rows that it observes have their ``task``.
+    """
+
+    metric: str = ""  # metric to ``read``, such as ``episode/return``; empty: none
+
+    def tasks(self) -> Tree:
+        """Return the task of the next episode of every environment of the run; arrays, ``[num_envs, ...]``.
+
+        It is called before each round, equally often on every rank, and draws with ``rows=False``.
+        """
+
+    def read(self, value: float) -> None:
+        """Receive ``metric`` whenever it is logged."""
+
+    def metrics(self) -> dict[str, float]:
+        """Return metrics, which are logged as ``curriculum/<name>`` and equal on all ranks."""
+        return {}
 
 
 class Model(Module):

@@ -85,6 +85,7 @@ def _document(schema: Schema, nodes: Mapping[str, Schema]) -> Schema:
 def _run(nodes: Mapping[str, Schema]) -> Schema:
     """Return the schema of a file that sets keys of the whole run."""
     one = {kind: nodes[kind] for kind in (*SINGLE, "model")}
+    one["curriculum"] = {"anyOf": [nodes["curriculum"], {"type": "null"}]}
     several = {kind: {"type": "object", "additionalProperties": nodes[kind]} for kind in SEVERAL}
     keys = {"defaults": DEFAULTS, **_properties(Core), **one, **several, "hydra": {"type": "object"}}
     slots = {"_model$": {"anyOf": [nodes["model"], {"type": "null"}]}}

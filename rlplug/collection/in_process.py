@@ -68,7 +68,7 @@ class InProcessCollector(Collector):
             segment.batch = tree.map(lambda x: x.clone(), segment.batch)
         rows, steps, weights = rollout.num_steps, self.progress.env_steps, self._weights[1]
         with self.preemption.rollout(rows) if self.preemption else nullcontext() as stop:
-            batch = self.player.collect(rows, rollout.mode, stop, weights=weights, env_steps=steps)
+            batch = self.player.collect(rows, rollout.mode, stop, weights, steps, rollout.tasks)
         self._played.append(self._segment(batch, rollout.version, rollout.version_steps))
 
     def _segment(self, batch: Batch, version: int, version_steps: int) -> Segment:

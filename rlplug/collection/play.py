@@ -191,7 +191,7 @@ def named_weights(job: Job, weights: NamedWeights, algorithm: Algorithm, spec: E
         ValueError: the weights are missing, the algorithm does not act with them, or a submodule has a mode but does
             not act.
     """
-    if job.task is not None and "tasks" not in spec.offers:
+    if job.task is not None and spec.tasks is None:
         raise ConfigError("env", f"job {job.number} has a task, but this environment has none; use another")
     chosen: Weights = {}
     for who, name in job.policies.items():

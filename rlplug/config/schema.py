@@ -46,8 +46,8 @@ class Chosen:
         return self.needs(needs, member="recurrent")
 
     def reads(self, spec: Any) -> tuple[str, ...]:
-        """Return the keys of rows that a buffer or an exploration module reads."""
-        return self.needs(spec, member="reads")
+        """Return the keys of rows that a buffer, an exploration module or a curriculum reads."""
+        return ("task",) if self.kind == "curriculum" else self.needs(spec, member="reads")
 
     def plan(self) -> Any:
         """Return the ``Plan`` of hardware."""
@@ -203,6 +203,7 @@ class RunConfig(Core):
     buffer: Chosen = option("Storage of collected data.")
     loop: Chosen = option("When to collect and when to update.")
     hardware: Chosen = option("Devices and processes.")
+    curriculum: Chosen | None = option("Tasks of training episodes; null: the environment's own.")
     models: dict[str, Chosen] = option("Networks by slot, 'model' or '<part>_model'; empty slots use 'model'.")
     exploration: dict[str, Chosen] = option("Exploration modules by name.")
     logger: dict[str, Chosen] = option("Loggers by name.")
@@ -227,9 +228,11 @@ def parse(raw: dict[str, Any]) -> RunConfig:
     core = {key: raw[key] for key in CORE if key in raw}
     _collect(errors, typed, Core, core)
     slots = ["model", *(key for key in raw if key.endswith("_model"))]
-    known = [*CORE, *SINGLE, *SEVERAL, *slots]
+    known = [*CORE, *SINGLE, *SEVERAL, "curriculum", *slots]
     errors += [unknown_key(str(key), known) for key in raw if key not in known]
     components: dict[str, Any] = {kind: chosen(kind, kind, raw.get(kind)) for kind in SINGLE}
+    asked = raw.get("curriculum")
+    components["curriculum"] = None if asked is None else chosen("curriculum", "curriculum", asked)
     for kind in SEVERAL:
         nodes = raw.get(kind) or {}
         if isinstance(nodes, dict):

@@ -70,6 +70,7 @@ def build(
         buffer=buffer,
         exploration=policy.exploration,
         normalizer=policy.normalizer,
+        watching=[] if policy.curriculum is None else [policy.curriculum],
         placement=placement,
         microbatches=plan.microbatches,
         compile=_compile(config, policy),

@@ -29,13 +29,19 @@ from rlplug.trainer.policy import BehaviorPolicy
 from rlplug.trainer.trainer import Trainer
 from rlplug.types import CheckpointError, ConfigError, Tree
 
+METRIC_KEY = "curriculum.metric"
+
 
 class Callbacks:
     """Implementation of ``run.report()``: logs, evaluates and writes checkpoints when they are due."""
 
     def __init__(self, policy: BehaviorPolicy, is_async: bool, estimation: Estimation, identity: str) -> None:
         self.identity = identity  # identity of the run, in its checkpoints and recorded files
-        self.stopping = Stopping(policy.config.stop or {})
+        metric = policy.curriculum.metric if policy.curriculum else ""
+        if metric.startswith("time/") or (metric.startswith("eval/") and is_async):
+            why = "depends on the machine" if metric.startswith("time/") else "arrives late from an evaluating actor"
+            raise ConfigError(METRIC_KEY, f"{metric} {why}, so tasks would not be reproducible; use another")
+        self.stopping = Stopping(policy.config.stop or {}, {metric: METRIC_KEY} if metric else {})
         self.log = MetricsLog(policy.config.log.every, self.stopping)
         self.evaluation = Evaluation(policy, is_async)
         self.estimation = estimation
@@ -157,8 +163,9 @@ class Callbacks:
         if self.manager is not None:
             self._saved(trainer, self.manager.submit(snapshot))
             self._saved(trainer, self.manager.wait())
-        for metric in sorted(self.stopping.limits.keys() - self.stopping.seen):
-            warnings.warn(f"stop.{metric} was never logged; {unknown(metric, self.stopping.seen)}", stacklevel=2)
+        for metric in sorted(self.stopping.keys.keys() - self.stopping.seen):
+            said = f"{metric} was never logged; {unknown(metric, self.stopping.seen)}"
+            warnings.warn(f"{self.stopping.keys[metric]}: {said}", stacklevel=2)
 
     def _saved(self, trainer: Trainer, path: Path | None) -> None:
         if path is not None:
