@@ -22,11 +22,8 @@ import yaml
 
 from rlplug.checkpointing import atomic
 from rlplug.config.errors import value_at
-<<<<<<< HEAD
 from rlplug.results.places import CONFIG, MANIFEST
-=======
 from rlplug.script import name_of
->>>>>>> h-python
 from rlplug.types import STEP, CheckpointError, Unit
 
 State: TypeAlias = Literal["running", "finished", "interrupted", "failed", "killed"]

@@ -7,9 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from rlplug.plugins.algo import es
+from rlplug.plugins.algo import dqn
 
-RIGHT = Path(str(es.__file__)).read_text()
+RIGHT = Path(str(dqn.__file__)).read_text()
 
 
 WRONG = {
