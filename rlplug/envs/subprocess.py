@@ -24,6 +24,7 @@ from gymnasium.vector import AutoresetMode
 from rlplug import script, tree
 from rlplug.envs.checking import check_seeds
 from rlplug.envs.env_list import EnvList
+from rlplug.envs.episode_metrics import KEY as METRICS
 from rlplug.envs.goals import EnvGoals, goals_of
 from rlplug.envs.seeded import SeededList, first_of, observed, tell_once
 from rlplug.envs.spec_json import mismatch
@@ -68,7 +69,8 @@ class Subprocess:
     ) -> None:
         self.num_envs = n = len(env_ids)
         goals = partial(_goals, make) if listed is EnvList else None
-        self.traits = EnvTraits(check_bounds=check_bounds, goals=goals)
+        metrics = self._metrics if listed is EnvList else None
+        self.traits = EnvTraits(check_bounds=check_bounds, goals=goals, metrics=metrics)
         try:
             objects = script.dumps()
             pickle.dumps(make)
@@ -128,16 +130,24 @@ class Subprocess:
         if any(state is None for state in states):
             return None
         joined = {key: [x for state in states for x in state[key]] for key in ("seeds", "episodes", "actions")}
-        return joined | {"obs": tree.map(np.array, observed(self.spec, self._rows))}
+        ended = [one for state in states for one in state.get(METRICS, ())]
+        own = {METRICS: ended} if self.traits.metrics else {}
+        return joined | {"obs": tree.map(np.array, observed(self.spec, self._rows))} | own
 
     def load(self, state: Tree) -> None:
         """Replay every column's current episode. Warns if an environment does not reproduce it."""
         parts = [
             {key: [state[key][i] for i in worker.columns] for key in ("seeds", "episodes", "actions")}
             | {"obs": columns_of(state["obs"], worker.columns)}
+            | ({METRICS: state.get(METRICS, ())} if worker is self._workers[0] else {})
             for worker in self._workers
         ]
         self._tell(self._call("load", parts))
+
+    def _metrics(self) -> list[dict[str, float]]:
+        """Return the metrics of the episodes that ended since the last call."""
+        found = self._tell(self._call("metrics", [None] * len(self._workers)))
+        return [episode for worker in found for episode in worker]
 
     def close(self) -> None:
         """End all workers. May be called twice."""
