@@ -17,6 +17,7 @@ from gymnasium.spaces import flatdim
 from gymnasium.vector.utils import batch_space
 
 from rlplug import tree
+from rlplug.agents.insight import Insight, select_of
 from rlplug.agents.team import TeamRows
 from rlplug.api import Algorithm, Plan, VecEnv
 from rlplug.checkpointing.format import MISFITS, Checkpoint, find
@@ -49,7 +50,7 @@ EVALUABLE = (
 ESTIMABLE = ("estimate", "estimate_model", "data", "seed", "hardware", "deterministic")  # and for an estimate
 
 
-class Agent:
+class Agent(Insight):
     """A trained policy, with observations and actions in the environment's native spaces.
 
     Attributes:
@@ -100,10 +101,17 @@ class Agent:
         Raises:
             ValueError: an argument is missing, or does not fit the spaces or the current episodes.
         """
+        step, columns, select = self._rows(obs, reward, action_mask, env_state)
+        self._action = self._decide(step, mode, columns)["action"].cpu().numpy()
+        if self._action.shape != (columns, *(self._inside.action.shape or ())):
+            raise ValueError(f"the policy's actions {self._action.shape[1:]} do not fit {self._inside.action}")
+        return self._execute(self._action)[select]
+
+    def _rows(self, obs: Any, reward: Any, action_mask: Any, env_state: Any) -> tuple[Batch, int, Any]:
         batch, n = batched(self._native.obs, obs)
         columns = 1 if n is None else n
         self._begin(columns)
-        step = {"obs": self._observe(batch), "is_first": self._first}
+        step: Batch = {"obs": self._observe(batch), "is_first": self._first}
         if "prev_action" in self._memory:
             step["prev_action"] = self._action
         if "prev_reward" in self._memory:
@@ -116,16 +124,17 @@ class Agent:
             raise ValueError("this policy was trained without action masks")
         if env_state is not None:
             step["env_state"] = env_state if n is not None else tree.map(lambda x: np.asarray(x)[None], env_state)
-        self._action = self._decide(step, mode, columns)["action"].cpu().numpy()
-        if self._action.shape != (columns, *(self._inside.action.shape or ())):
-            raise ValueError(f"the policy's actions {self._action.shape[1:]} do not fit {self._inside.action}")
-        action = self._execute(self._action)
-        return action[0] if n is None else action
+        return step, columns, select_of(n)
 
     def _decide(self, step: Batch, mode: Mode, columns: int) -> Batch:
         """Return the policy's outputs for a row of arrays."""
         if mode not in get_args(Mode):
             raise ValueError(f"mode should be one of {', '.join(get_args(Mode))}, got {mode!r}")
+        out, self._carry = self._look(step, columns, lambda row, carry: self.algorithm.act(row, carry, mode))
+        self._first = np.zeros(columns, np.bool_)
+        return out
+
+    def _look(self, step: Batch, columns: int, look: Callable[[Batch, Batch], Any]) -> Any:
         with torch.inference_mode(), self.ctx.acting(EnvShard("eval", columns, range(columns))):
             # copies, so that the caller may reuse the arrays
             seen = tree.map(lambda x: torch.from_numpy(np.array(x, order="C")).to(self.ctx.device), step)
@@ -133,9 +142,7 @@ class Agent:
                 seen["obs"] = self.normalize(seen["obs"])
             for key in self._memory & seen.keys():
                 seen[key][seen["is_first"]] = 0
-            out, self._carry = self.algorithm.act(seen, self._carry, mode)
-        self._first = np.zeros(columns, np.bool_)
-        return out
+            return look(seen, self._carry)
 
     def _mask(self, mask: Any, columns: int) -> np.ndarray:
         size = flatdim(self.spec.extras["action_mask"])

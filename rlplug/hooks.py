@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -39,7 +40,9 @@ class UserCallbacks:
             key = f"callbacks[{i}]"
             made = script.make(node, key)
             if isinstance(made, type) or made is None:
-                raise ConfigError(key, f"{script.parts(node, key)[0]} made {made!r}; it should make an object with hooks")
+                raise ConfigError(
+                    key, f"{script.parts(node, key)[0]} made {made!r}; it should make an object with hooks"
+                )
             check_hooks(type(made))
             if not any(hasattr(getattr(made, name, None), "rlplug_impl") for name in dir(type(made))):
                 raise ConfigError(key, f"{type(made).__qualname__} implements no hook; {unknown('', HOOKS)}")
@@ -101,7 +104,7 @@ def episode_means(ranks: Iterable[Iterable[Mapping[str, float]]]) -> dict[str, f
     for episode in (episode for rank in ranks for episode in rank):
         for name, value in episode.items():
             found[f"episode/{name}"].append(float(value))
-    return {name: float(np.mean(values)) for name, values in found.items()}
+    return {name: math.fsum(values) / len(values) for name, values in found.items()}
 
 
 def _has(made: Any, member: str) -> bool:

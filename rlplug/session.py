@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 Config: TypeAlias = Sequence[str] | RunConfig
 Folder: TypeAlias = str | PathLike[str]
-WORD = re.compile(r"(?!(?:true|false|null|nan|inf)$)[A-Za-z_][\w./@-]*", re.IGNORECASE)
+WORD = re.compile(r"(?!(?:true|false|null|nan|inf)$)[A-Za-z_][\w.:/@-]*", re.IGNORECASE)
 """values that need no quotes on a command line"""
 
 
@@ -66,7 +66,7 @@ class Result(float):
             ImportError: pandas is not installed.
         """
         try:
-            import pandas
+            import pandas  # type: ignore[import-not-found]  # pyright: ignore[reportMissingImports]
         except ImportError:
             said = f"metrics needs pandas: pip install pandas; the numbers are in {self.folder / 'metrics.csv'}"
             raise ImportError(said) from None
@@ -236,9 +236,7 @@ class Session:
             self._stack = stack.pop_all()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         left = error is None and not self.done
         if left:
             self._run.agreement.request_stop(signal.SIGINT)
@@ -256,7 +254,7 @@ class Session:
 
     @property
     def done(self) -> bool:
-        """Return whether no round is left: ``total_steps`` or a limit of ``stop`` is reached, or a stop was requested."""
+        """Return whether no round is left: ``total_steps`` or a ``stop`` is reached, or a stop was requested."""
         return self._stopped or self._run.done
 
     @property
@@ -420,7 +418,9 @@ def _written(value: Any) -> str:
         return repr(float(value) if isinstance(value, float) else int(value))
     if isinstance(value, str | PathLike):
         text = str(value)
-        return text if WORD.fullmatch(text) else "'{}'".format(re.sub(r"(\\*)(?='|$)", r"\1\1", text).replace("'", r"\'"))
+        return (
+            text if WORD.fullmatch(text) else "'{}'".format(re.sub(r"(\\*)(?='|$)", r"\1\1", text).replace("'", r"\'"))
+        )
     if isinstance(value, Mapping):
         return "{{{}}}".format(", ".join(f"{name}: {_written(part)}" for name, part in value.items()))
     if isinstance(value, Sequence):
@@ -435,7 +435,10 @@ def _give(folder: Path, env: Any, model: Any, callbacks: Sequence[Any]) -> None:
     from rlplug.run import run_dir
 
     raw, _ = run_dir.read(folder)
-    for key, given in (("env", [] if env is None else [_maker("env", env)]), ("model", [] if model is None else [model])):
+    for key, given in (
+        ("env", [] if env is None else [_maker("env", env)]),
+        ("model", [] if model is None else [model]),
+    ):
         _claim(raw, key, given)
     _claim(raw, "callbacks", callbacks)
 

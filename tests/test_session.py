@@ -19,10 +19,10 @@ from gymnasium.envs.classic_control import CartPoleEnv
 
 import rlplug
 from rlplug import hookimpl, script
-from rlplug.testing.comparing import compare_runs
+from rlplug.testing.comparing import differences_of_runs
 from rlplug.types import ConfigError, RunError
 
-SMALL: dict[str, Any] = {
+SMALL: Any = {
     "algo": {"name": "ppo", "sgd_minibatch_size": 32, "num_sgd_iter": 1},
     "tuned": "none",
     "num_envs": 2,
@@ -90,6 +90,11 @@ def weights(folder: Path) -> bytes:
     return sorted(folder.glob("checkpoints/step_*"))[-1].joinpath("weights.pt").read_bytes()
 
 
+def width(result: rlplug.Result) -> int:
+    net: Any = result.agent.algorithm.net
+    return net.torso.net.layer.out_features
+
+
 def config(folder: Path) -> str:
     return (folder / "config.yaml").read_text()
 
@@ -146,7 +151,7 @@ def test_an_environment_of_the_script(tmp_path, what):
 
 
 def test_networks_wrappers_and_callbacks_of_the_script(tmp_path):
-    class Scaled(gym.RewardWrapper[Any, Any, Any]):
+    class Scaled(gym.RewardWrapper[Any, Any]):
         def __init__(self, env: Any, scale: float = 2.0) -> None:
             super().__init__(env)
             self.scale = scale
@@ -161,9 +166,9 @@ def test_networks_wrappers_and_callbacks_of_the_script(tmp_path):
     model = {"name": "custom", "entry_point": Own, "kwargs": {"size": 4}}
     result = rlplug.train(env={"name": "cartpole", "wrappers": scaled}, model=model, folder=tmp_path / "run", **SMALL)
     assert result.summary["eval/return_mean"] == 6 * result.summary["eval/length_mean"]
-    assert result.agent.algorithm.net.torso.net.layer.out_features == 4
+    assert width(result) == 4
     other = rlplug.train(model=Net, folder=tmp_path / "other", **SMALL)
-    assert other.agent.algorithm.net.torso.net.layer.out_features == 8
+    assert width(other) == 8
     assert "entry_point: tests.test_session:Net" in config(other.folder)
 
 
@@ -172,9 +177,7 @@ def test_a_callback_gets_every_event_and_its_metrics_are_logged(tmp_path):
     result = rlplug.train(callbacks=[count], folder=tmp_path / "run", **SMALL)
     assert count.seen.items() >= {"segment": 4, "update": 4, "evaluation": 1, "checkpoint": 1}.items()
     assert len(count.lengths) == result.summary["episodes"]
-    rows = [line.split(",") for line in (result.folder / "metrics.csv").read_text().splitlines()]
-    column = rows[0].index("episode/odd")
-    assert sum(bool(row[column]) for row in rows[1:]) >= 3
+    assert len(columns(result.folder, "episode/odd")[0]) >= 3
 
 
 def test_several_ranks_get_the_objects(tmp_path):
@@ -184,6 +187,31 @@ def test_several_ranks_get_the_objects(tmp_path):
     options = SMALL | {"hardware": "2cpu", "total_steps": 64}
     rlplug.train(env=lambda: Mine(), model=type("Local", (Net,), {}), callbacks=[Local()], folder=tmp_path, **options)
     assert "episode/odd" in (tmp_path / "metrics.csv").read_text()
+
+
+def test_values_and_distributions_of_observations(tmp_path):
+    agent = rlplug.train(folder=tmp_path / "ppo", **SMALL).agent
+    one, two = np.zeros(4, np.float32), np.ones((2, 4), np.float32)
+    rows = torch.from_numpy(np.stack([one, *two]))
+    algorithm: Any = agent.algorithm
+    with torch.no_grad():
+        dist, values = algorithm.net({"obs": rows}, {})
+    assert agent.value(one) == pytest.approx(values[0].item())
+    assert agent.value(two) == pytest.approx(values[1:].numpy())
+    assert torch.allclose(agent.distribution(one).params, dist.params[0])
+    found = agent.distribution(two)
+    assert torch.allclose(found.logp(torch.tensor([0, 1])), dist.logp(torch.tensor([0, 0, 1]))[1:])
+    assert found.mode().tolist() == agent.act(two).tolist()
+    with pytest.raises(ValueError, match="PPO computes no values of all actions; see value"):
+        agent.q(one)
+    off = {"num_steps_sampled_before_learning_starts": 32, "total_steps": 64, "buffer.capacity": 64, "num_envs": 1}
+    words = {key: value for key, value in SMALL.items() if key != "algo"} | off
+    agent = rlplug.train(algo="dqn", folder=tmp_path / "dqn", **words).agent
+    assert agent.q(two).shape == (2, 2)
+    assert agent.q(one).max() == pytest.approx(agent.value(one))
+    assert agent.q(one).argmax() == agent.act(one)
+    with pytest.raises(ValueError, match="DQN offers no distribution"):
+        agent.distribution(one)
 
 
 # ---- sessions --------------------------------------------------------------------------------------------------------
@@ -217,7 +245,7 @@ def test_a_session_killed_and_resumed_equals_an_undisturbed_one(tmp_path):
     assert play(tmp_path / "b", 96) == -signal.SIGKILL
     assert not (tmp_path / "b" / "summary.json").exists()
     assert play(tmp_path / "b", -1) == 0
-    assert compare_runs(tmp_path / "a", tmp_path / "b").differences == []
+    assert differences_of_runs(tmp_path / "a", tmp_path / "b") == []
     rlplug.train(callbacks=[Count()], folder=tmp_path / "c", **SMALL)
     assert weights(tmp_path / "a") == weights(tmp_path / "c")
 
@@ -249,10 +277,11 @@ def test_a_session_ends_at_a_limit_and_fails_with_its_block(tmp_path):
             run.step()
     assert run.result.summary["env_steps"] == 64
     assert run.result.summary["stopped"].startswith("env_steps reached 64")
-    with pytest.raises(ZeroDivisionError), rlplug.Session(folder=tmp_path / "b", **SMALL) as run:
-        run.step()
-        _ = 1 / 0
-    assert run.result.summary["status"] == "failed"
+    failing = rlplug.Session(folder=tmp_path / "b", **SMALL)
+    with pytest.raises(RunError, match="mine"), failing:  # noqa: PT012
+        failing.step()
+        raise RunError("mine")
+    assert failing.result.summary["status"] == "failed"
 
 
 # ---- bad input -------------------------------------------------------------------------------------------------------
@@ -302,7 +331,7 @@ def test_bad_input_is_one_line_before_anything_starts(tmp_path, given, key, said
 def test_what_cannot_be_sent_or_combined_is_refused(tmp_path):
     lock = open(os.devnull)  # noqa: SIM115
     with pytest.raises(ConfigError, match=r"lambda.* cannot be sent to the run's other processes: TypeError"):
-        rlplug.train(env=lambda: Mine(lock.fileno()), folder=tmp_path / "a", **SMALL | {"hardware": "2cpu"})
+        rlplug.train(env=lambda: Mine(9.8 if lock else 0.0), folder=tmp_path / "a", **SMALL | {"hardware": "2cpu"})
     with pytest.raises(ConfigError, match=r"^hardware: has 2 ranks, .* a session needs one: devices=1"):
         rlplug.Session(folder=tmp_path / "a", **SMALL | {"hardware": "2cpu"})
     with pytest.raises(ConfigError, match=r"^algo: is given with a composed configuration; pass it to compose"):
@@ -316,7 +345,7 @@ def test_a_run_with_objects_is_resumed_with_them(tmp_path, monkeypatch):
     result = rlplug.train(env=lambda: Mine(), callbacks=[Count()], folder=tmp_path / "run", **SMALL)
     monkeypatch.setattr(script, "_objects", {})  # as in another process
     with pytest.raises(
-        ConfigError, match=r"lambda is defined in the script that started the run.*rlplug\.resume\(folder"
+        ConfigError, match=r"lambda\w* is defined in the script that started the run.*rlplug\.resume\(folder"
     ):
         rlplug.resume(result.folder, ["total_steps=192"])
     with pytest.raises(ConfigError, match=r"^model: the run has no object of a script, and 1 given"):
@@ -325,3 +354,57 @@ def test_a_run_with_objects_is_resumed_with_them(tmp_path, monkeypatch):
     more = rlplug.resume(result.folder, ["total_steps=192"], env=lambda: Mine(), callbacks=[counted])
     assert more is not None
     assert len(counted.lengths) == more.summary["episodes"] > result.summary["episodes"]
+
+
+# ---- an environment's own metrics ------------------------------------------------------------------------------------
+
+
+class Scored(Mine):
+    """Reports a metric at every step and one at the end of an episode."""
+
+    def reset(self, **options: Any) -> Any:
+        self.steps = 0
+        return super().reset(**options)
+
+    def step(self, action: Any) -> Any:
+        obs, reward, terminated, truncated, info = super().step(action)
+        self.steps += 1
+        own = {"half": self.steps % 2} | ({"steps": np.int64(self.steps)} if terminated else {})
+        return obs, reward, terminated, truncated, info | {"metrics": own}
+
+
+def columns(folder: Path, *names: str) -> list[list[float]]:
+    head, *rows = [line.split(",") for line in (folder / "metrics.csv").read_text().splitlines()]
+    return [[float(row[head.index(name)]) for row in rows if row[head.index(name)]] for name in names]
+
+
+@pytest.mark.parametrize("vectorization", ["list", "subprocess"])
+def test_what_an_environment_reports_is_averaged_per_episode(tmp_path, vectorization):
+    env = {"name": "gymnasium", "entry_point": Scored, "vectorization": vectorization}
+    with rlplug.Session(env=env, folder=tmp_path / "run", **SMALL) as run:
+        while run.env_steps < 96:
+            run.step()
+    with rlplug.Session.resume(tmp_path / "run") as run:
+        while not run.done:
+            run.step()
+    steps, lengths, halves = columns(tmp_path / "run", "episode/steps", "episode/length", "episode/half")
+    assert steps == pytest.approx(lengths)
+    assert len(steps) >= 3
+    assert all(0.5 <= half <= 0.6 for half in halves)
+
+
+def test_metrics_over_ranks(tmp_path):
+    env = {"name": "gymnasium", "entry_point": Scored}
+    rlplug.train(env=env, folder=tmp_path / "run", **SMALL | {"hardware": "2cpu", "log.every": 64})
+    steps, lengths = columns(tmp_path / "run", "episode/steps", "episode/length")
+    assert steps == pytest.approx(lengths)
+
+
+class Wrong(Mine):
+    def step(self, action: Any) -> Any:
+        return *super().step(action)[:4], {"metrics": 3}
+
+
+def test_metrics_that_are_none_end_the_run(tmp_path):
+    with pytest.raises(RunError, match=r"info\['metrics'\] is int; it should map names to numbers"):
+        rlplug.train(env=Wrong, folder=tmp_path / "run", **SMALL)

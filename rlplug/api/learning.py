@@ -17,6 +17,8 @@ from rlplug.types import Batch, ConfigError, EnvSpec, Mode, Progress, Role, Tree
 if TYPE_CHECKING:
     from gymnasium import Space
 
+    from rlplug.nn import Distribution
+
 
 class Context(Protocol):
     """Properties and services of the run, passed to every component."""
@@ -284,6 +286,10 @@ class Algorithm(Trainable):
         """
         return None
 
+    def distribution(self, batch: Batch) -> Distribution:
+        """Return the distribution of the action of every row ``[T+1, B]``; rows are as for ``logp``."""
+        raise NotImplementedError(f"{type(self).__name__}.distribution")
+
     def logp(self, batch: Batch) -> Tensor:
         """Return the log-probability or log-density ``[T+1, B]`` of ``batch["action"]`` under the current policy.
 
@@ -293,7 +299,7 @@ class Algorithm(Trainable):
         Raises:
             NotImplementedError: the algorithm has no such policy, or does not offer it.
         """
-        raise NotImplementedError(f"{type(self).__name__}.logp")
+        return self.distribution(batch).logp(batch["action"])
 
     def values(self, batch: Batch) -> Tensor:
         """Return the current critic's value of every row, ``[T+1, B]``; see ``logp``."""

@@ -26,6 +26,7 @@ class Shard(Protocol):
     @property
     def spec(self) -> SegmentSpec: ...
     def collect(self, rows: int, *args: Any, **options: Any) -> Batch: ...  # as ``ShardCollector.collect``
+    def episode_metrics(self) -> list[dict[str, float]]: ...
     def state(self) -> Tree: ...
     def load(self, state: Tree) -> None: ...
     def close(self) -> None: ...
@@ -85,6 +86,9 @@ class InProcessCollector(Collector):
     def metrics(self) -> dict[str, float]:
         """Return the fraction of submitted rows not played since the last call, if ranks are preempted."""
         return self.preemption.drain() if self.preemption else {}
+
+    def episode_metrics(self) -> list[dict[str, float]]:
+        return self.player.episode_metrics()
 
     def state(self) -> Tree:
         played = [(segment.batch, segment.version, segment.version_steps) for segment in self._played]

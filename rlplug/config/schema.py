@@ -186,7 +186,9 @@ class Core:
     record: Record = option("Recording of the episodes that the run collects.")
     estimate: Estimate = option("Off-policy evaluation (OPE) from recorded episodes.")
     log: Log = option("Logging of metrics.")
-    callbacks: list[str | dict[str, Any]] = option("Callbacks: module:Class or {entry_point: module:Class, kwargs: {...}}.")
+    callbacks: list[str | dict[str, Any]] = option(
+        "Callbacks: module:Class or {entry_point: module:Class, kwargs: {...}}."
+    )
     on_nan: Literal["stop", "skip"] = option("At a NaN or infinite loss or gradient: stop, or skip that gradient step.")
     compile: Annotated[Compile, BeforeValidator(_compile, json_schema_input_type=Compile | bool)] = option(
         "Compile gradient steps and acting: off, auto (on CPU, on long runs) or max; true: max."

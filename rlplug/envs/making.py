@@ -313,6 +313,7 @@ def _import(module: str, message: str) -> None:
 
 def _explain(env_id: str, entry_point: Any, make: Callable[[], E]) -> E:
     """Call ``make()``, and convert its exceptions to errors that suggest a fix."""
+    at = "env.entry_point" if env_id == entry_point else "env.id"
     try:
         return make()
     except ConfigError:
@@ -322,7 +323,7 @@ def _explain(env_id: str, entry_point: Any, make: Callable[[], E]) -> E:
         said = re.sub(r"[\"']?gymnasium\[(box2d|mujoco)\][\"']?", r"'rlplug[\1]'", str(error))
         if "ale_py" in str(entry_point):
             said = re.sub(r"[\"']?gymnasium\[\w+\][\"']?", "'rlplug[atari]'", said)
-        raise ConfigError("env.id", f"{env_id} needs a package that is not installed: {said}") from error
+        raise ConfigError(at, f"{env_id} needs a package that is not installed: {said}") from error
     except (Exception, SystemExit) as error:
         if unknown := re.search(r"unexpected keyword argument '(\w+)'", str(error)):
             known = ", ".join(
@@ -331,4 +332,4 @@ def _explain(env_id: str, entry_point: Any, make: Callable[[], E]) -> E:
             key = "env.max_episode_steps" if unknown[1] == "max_episode_steps" else "env.kwargs"
             raise ConfigError(key, f"{env_id} takes no {unknown[1]!r}; it takes {known or 'none'}") from error
         said = f"{type(error).__name__}: {error}".removesuffix(": ")
-        raise ConfigError("env.id", f"{env_id} cannot be made: {said}") from error
+        raise ConfigError(at, f"{env_id} cannot be made: {said}") from error

@@ -99,6 +99,8 @@ def _answer(envs: SeededList, name: str, argument: Any) -> Any:
     if name in ("reset", "assign"):
         getattr(envs, name)(*argument)
         return None
+    if name == "metrics":
+        return (envs.traits.metrics() if envs.traits.metrics else []), []
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         answer = envs.state() if name == "state" else envs.load(argument)

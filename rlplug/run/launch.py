@@ -153,9 +153,7 @@ def _resume(*args: Any) -> float | None:
 
 
 @contextmanager
-def reopened(
-    fabric: AnyFabric, tell: Tell, plan: Plan, folder: Path, overrides: list[str]
-) -> Iterator[Trainer | None]:
+def reopened(fabric: AnyFabric, tell: Tell, plan: Plan, folder: Path, overrides: list[str]) -> Iterator[Trainer | None]:
     """Build a run that exists already, with the state of its newest good checkpoint; None: it has finished."""
     first = fabric.is_global_zero
     tell = tell if first else lambda line: None

@@ -65,7 +65,7 @@ class MetricsLog:
         rows = rows.view(-1, 3 + len(trainer.episodes.groups))
         finished = trainer.learner.placement.gather(rows).tolist()
         progress.episodes += len(finished)
-        metrics = trainer.reports.user.drain()
+        metrics = [*trainer.collector.episode_metrics(), *trainer.reports.user.drain()]
         row = episode_means(trainer.learner.placement.exchange(metrics))
         if finished:
             returns, lengths, envs, *by_group = zip(*finished, strict=True)

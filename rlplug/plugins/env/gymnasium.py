@@ -24,7 +24,9 @@ MASK_KEY = "action_mask"
 @settings
 class Config:
     id: str | None = option("Registered id, or module:id to import the module that registers it; null: entry_point.")
-    entry_point: str | None = option("module:Class of an environment that is not registered, or module:function; null: id.")
+    entry_point: str | None = option(
+        "module:Class of an environment that is not registered, or module:function; null: id."
+    )
     kwargs: dict[str, Any] = option("Arguments of the environment's constructor.")
     backend: Literal["gymnasium", "envpool"] = option("Package that the environment comes from.")
     vectorization: Literal["auto", "native", "list", "subprocess"] = option(
@@ -134,7 +136,9 @@ def _shown(cfg: Config, wrapping: Wrapping, own: dict[str, Any]) -> VecEnv:
     """Make single environments, which can render."""
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # headless rendering
     if (modes := render_modes(spec := found(cfg.id, cfg.entry_point))) and "rgb_array" not in modes:
-        said = f"{cfg.id or cfg.entry_point} shows no pictures of itself: it renders {', '.join(modes)}, and no rgb_array"
+        said = (
+            f"{cfg.id or cfg.entry_point} shows no pictures of itself: it renders {', '.join(modes)}, and no rgb_array"
+        )
         raise ConfigError("eval.record", f"{said}; use 0")
     try:
         make = Maker(spec, {**cfg.kwargs, "render_mode": "rgb_array"}, wrapping, module_of(cfg.id))

@@ -37,10 +37,14 @@ class Custom(Model):
     def __init__(self, cfg: Config, ctx: Context) -> None:
         super().__init__()
         if ctx.space is None:
-            raise ConfigError("model", "custom is built inside another component, which gives it the space of its input")
+            raise ConfigError(
+                "model", "custom is built inside another component, which gives it the space of its input"
+            )
         net = make({"entry_point": cfg.entry_point, "kwargs": cfg.kwargs}, KEY, ctx.space)
         if not isinstance(net, nn.Module) or isinstance(net, Model):
-            said = "is a Model, which a package registers by a name" if isinstance(net, Model) else "is no torch.nn.Module"
+            said = (
+                "is a Model, which a package registers by a name" if isinstance(net, Model) else "is no torch.nn.Module"
+            )
             raise ConfigError(KEY, f"{cfg.entry_point} {said}")
         self.net, self._inputs = net, _Inputs(ctx.space)
         zeros = tree.map(torch.as_tensor, allocate(ctx.space, 2))
