@@ -27,6 +27,20 @@ GOALS = (
     "algo.eval_tasks=3",
     "loop.episodes=3",
 )
+IMAGINED = (
+    "env=cartpole_torch",
+    "env.max_episode_steps=8",
+    "algo.ensemble_size=2",
+    "algo.fc_net_hiddens=[8]",
+    "algo.train_epochs=2",
+    "algo.num_maml_steps=1",
+    "algo.horizon=4",
+    "algo.imagined_episodes=2",
+    "algo.maml_optimizer_steps=2",
+    "train_batch_size=16",
+    "buffer.capacity=2_000",
+    "loop.episodes=2",
+)
 LAKES = ("env=frozenlake_tasks", "num_envs=2", "env.max_episode_steps=8")
 RAMP = ("curriculum.start=2", "curriculum.end=5", "curriculum.steps=200")
 STAGES = ("curriculum.stages=[2,3,4]", "curriculum.level=0.1", "log.every=64")
@@ -81,6 +95,7 @@ def rlplug_components() -> list[Component]:
         Component("algo", "linucb", "rlplug.plugins.algo.linear_bandit:LinUCB", BANDIT),
         Component("algo", "maddpg", "rlplug.plugins.algo.maddpg:MADDPG", TEAM),
         Component("algo", "maml", "rlplug.plugins.algo.maml:MAML", GOALS),
+        Component("algo", "mbmpo", "rlplug.plugins.algo.mbmpo:MBMPO", IMAGINED),
         Component("algo", "mappo", "rlplug.plugins.algo.mappo:MAPPO", TWO_CARTS),
         Component("algo", "marwil", "rlplug.plugins.algo.marwil:MARWIL", PLAYED),
         Component("algo", "ppo", "rlplug.plugins.algo.ppo:PPO"),

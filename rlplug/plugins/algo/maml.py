@@ -13,8 +13,7 @@ from torch import Tensor
 from rlplug import tree
 from rlplug.api import Algorithm, Clip, Context, Job, Learner, Losses, Needs, Optim, Play
 from rlplug.envs import sample_tasks
-from rlplug.functional.meta import adapt_kl_coeffs, stacked, task_advantages, task_mean
-from rlplug.functional.policy_gradient import clipped_surrogate
+from rlplug.functional.meta import adapt_kl_coeffs, stacked, task_advantages
 from rlplug.functional.returns import episode_metrics
 from rlplug.nn import Adam, Flatten
 from rlplug.nn.adaptation import AdaptivePolicy
@@ -75,7 +74,7 @@ class MAML(Algorithm):
         self.policy = AdaptivePolicy(ctx.build("model", group.obs), group.action, cfg.initial_log_std)
         self.lr, self.flat = ctx.schedule(cfg.lr), Flatten(group.obs)
         self.kl_coeff: Tensor
-        self.register_buffer("kl_coeff", torch.full((cfg.inner_adaptation_steps,), cfg.kl_coeff))
+        self.register_buffer("kl_coeff", torch.full((cfg.inner_adaptation_steps * (cfg.kl_coeff > 0),), cfg.kl_coeff))
 
     def act(self, step: Batch, carry: Batch, mode: Mode) -> tuple[Batch, Batch]:
         return self.policy.act(step, carry, mode, self.ctx)
@@ -160,28 +159,16 @@ class MAML(Algorithm):
     def forward(self, batch: Batch, parts: Sequence[str]) -> Losses:
         """Compute the loss of every task ``[K]`` after its adaptation, through which the gradient goes."""
         cfg, rounds = self.cfg, [batch[str(step)] for step in range(self.cfg.inner_adaptation_steps + 1)]
-        weights, kls = self.policy.initial(len(batch["valid"])), list[Tensor]()
-        for rows in rounds[:-1]:
-            weights, kl = self.policy.adapted(weights, rows, cfg.inner_lr, create_graph=not cfg.first_order)
-            kls.append(kl)
-        logp, kl, entropy = self.policy.evaluate(weights, rows := rounds[-1])
-        gain = clipped_surrogate((logp - rows["logp"]).exp(), rows["advantage"], cfg.clip_param)
-        terms = {"policy": -task_mean(gain, rows["valid"])}
-        if cfg.kl_coeff and kls:
-            terms["kl_penalty"] = (self.kl_coeff * torch.stack(kls, -1)).sum(-1)
-        if cfg.entropy_coeff:
-            terms["entropy"] = -cfg.entropy_coeff * task_mean(entropy, rows["valid"])
-        metrics = named([rows["return"].mean(1).to(gain.dtype) for rows in rounds])
-        metrics |= {f"kl_{step}": kl for step, kl in enumerate(kls)}
-        metrics |= {"kl": task_mean(kl, rows["valid"]), "mean_entropy": task_mean(entropy, rows["valid"])}
-        return Losses(terms, {name: x.detach() for name, x in metrics.items()})
+        options = cfg.inner_lr, cfg.first_order, cfg.clip_param, self.kl_coeff, cfg.entropy_coeff
+        terms, metrics = self.policy.losses(rounds, *options)
+        return Losses(terms, metrics | named([rows["return"].mean(1).to(terms["policy"].dtype) for rows in rounds]))
 
     def update(self, batch: Batch, learner: Learner) -> Losses:
         losses = Losses({})
         for _ in range(self.cfg.maml_optimizer_steps):
             losses = learner.minimize(batch, self)
-        if self.cfg.kl_coeff and self.cfg.inner_adaptation_steps and losses.metrics:
-            kl = torch.stack([losses.metrics[f"kl_{step}"] for step in range(self.cfg.inner_adaptation_steps)])
+        if len(self.kl_coeff) and losses.metrics:
+            kl = torch.stack([losses.metrics[f"kl_{step}"] for step in range(len(self.kl_coeff))])
             self.kl_coeff.copy_(adapt_kl_coeffs(self.kl_coeff, kl, self.cfg.kl_target))
             losses.metrics["kl_coeff"] = self.kl_coeff.mean()
         return losses
