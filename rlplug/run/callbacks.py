@@ -17,7 +17,6 @@ from rlplug.collection.play import Stopped
 from rlplug.data.recorder import EpisodeFiles, RunRecorder
 from rlplug.distributed.rng import global_state, load_global_state
 from rlplug.envs.spec_json import from_json, mismatch, to_json
-from rlplug.functional.returns import episode_metrics
 from rlplug.registry.discovery import unknown
 from rlplug.registry.installed import versions
 from rlplug.run import run_dir
@@ -122,7 +121,7 @@ class Callbacks:
         with trainer.clock.phase("evaluate"):
             played = actors.wait(lambda: bool(trainer.agreement.asked) or not wait)
         if played is not None:
-            result = episode_metrics(self.evaluation.evaluator.noted(played), trainer.ctx.spec)
+            result = trainer.algorithm.episode_metrics(self.evaluation.evaluator.noted(played))
             self._evaluated(trainer, result, actors.env_steps)
             if self.manager is not None:
                 self._saved(trainer, self.manager.set_score(actors.env_steps, result["eval/return_mean"]))
