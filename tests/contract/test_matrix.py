@@ -34,8 +34,8 @@ AGENTS = {"apex_qmix", "independent", "league", "maddpg", "mappo", "qmix", "shar
 """algorithms of several agents, of whom the matrix's world has one"""
 SEARCHES = {"ars", "cem", "es"}
 """algorithms that read returns of episodes and no rows, to which most of the features do not apply"""
-ADAPTS = {"maml"}
-"""algorithms that adapt to tasks, of which the matrix's world has none"""
+ADAPTS = {"maml", "mbmpo"}
+"""algorithms that need tasks, or rewards of imagined observations, of which the matrix's world has none"""
 
 FAMILIES = ("dqn", "iql", "impala", "linucb", "marwil", "ppo", "sac", "td3")
 """one of each family, whose runs are made in every run of the tests; of the others, some"""
