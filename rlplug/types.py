@@ -155,6 +155,7 @@ class EnvTraits:
         render_fps: frames per second of a video.
         simulator: implements ``Context.simulator``. The result outlives the environment.
         goals: implements ``Context.goals``, or returns None. The result outlives the environment.
+        metrics: returns metrics by name of each episode that ended since its last call, or since ``reset``.
     """
 
     check_bounds: bool = True
@@ -167,6 +168,7 @@ class EnvTraits:
     render_fps: float = 30.0
     simulator: Callable[[], Any] | None = None
     goals: Callable[[], Any] | None = None
+    metrics: Callable[[], list[dict[str, float]]] | None = None
 
 
 def groups_of(batch: Batch) -> dict[str, Batch]:

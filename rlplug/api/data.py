@@ -229,6 +229,10 @@ class Collector(Protocol):
         """Return metrics of the time since the last call, which are logged as ``time/<name>``."""
         return {}
 
+    def episode_metrics(self) -> list[dict[str, float]]:
+        """Return the environments' own metrics of each episode since the last call, logged as ``episode/<name>``."""
+        return []
+
     def state(self) -> Tree:
         """Return the state of every shard after its last polled segment: no request is lost or played twice."""
         ...

@@ -17,6 +17,8 @@ from rlplug.types import Batch, ConfigError, EnvSpec, Mode, Progress, Role, Tree
 if TYPE_CHECKING:
     from gymnasium import Space
 
+    from rlplug.nn import Distribution
+
 
 class Context(Protocol):
     """Properties and services of the run, passed to every component."""
@@ -172,6 +174,7 @@ class Trainable(nn.Module):
     def observe(self, segment: Segment, learner: Learner) -> None:
         """Update running statistics from each collected row, once and in time order.
 
+        Statistics that ``act`` reads are buffers, which actors receive before every rollout; weights change in updates.
         It may call the learner's collectives: it is called equally often on every rank.
         """
 
@@ -228,7 +231,7 @@ class Algorithm(Trainable):
         Args:
             step: ``obs``, ``is_first`` and the environment's extras such as ``action_mask``; ``[B, ...]``.
             carry: recurrent state before the row.
-            mode: ``explore`` in training, ``greedy`` in evaluation, ``random`` before learning starts.
+            mode: ``explore`` in training, ``greedy`` in evaluation, ``random``: uniform, before learning starts.
 
         Returns:
             The keys to store with the row (``action``, and for example ``logp`` and ``value``), and the new carry.
@@ -259,6 +262,22 @@ class Algorithm(Trainable):
         ((_, batch),) = play([Job(0, episodes=episodes, mode="greedy")])
         return episode_metrics(batch, getattr(getattr(self, "ctx", None), "spec", None))
 
+    def named_policy(self, name: str) -> Algorithm:
+        """Return the submodule that is the policy ``name``; an algorithm that is one policy returns itself."""
+        return self
+
+    def adopt(self, policy: str, other: Algorithm) -> None:
+        """Load ``other.named_policy(policy)``, of another run, to begin with (``start_from``) or to play against.
+
+        Args:
+            policy: its name here; empty: the only opponent of an evaluation.
+
+        Raises:
+            ConfigError: there is no such policy, which is the default.
+            RuntimeError: the weights do not fit.
+        """
+        raise ConfigError("", f"{type(self).__name__} has no policies that play against others")
+
     def pictures(self, batch: Batch) -> Tensor | None:
         """Return images ``[n, H, W, 3]`` uint8 that compare predictions with a sample, for ``eval.record``.
 
@@ -266,6 +285,10 @@ class Algorithm(Trainable):
             batch: a sample of the buffer as ``prepare`` gets it; no random numbers are drawn from it.
         """
         return None
+
+    def distribution(self, batch: Batch) -> Distribution:
+        """Return the distribution of the action of every row ``[T+1, B]``; rows are as for ``logp``."""
+        raise NotImplementedError(f"{type(self).__name__}.distribution")
 
     def logp(self, batch: Batch) -> Tensor:
         """Return the log-probability or log-density ``[T+1, B]`` of ``batch["action"]`` under the current policy.
@@ -276,7 +299,7 @@ class Algorithm(Trainable):
         Raises:
             NotImplementedError: the algorithm has no such policy, or does not offer it.
         """
-        raise NotImplementedError(f"{type(self).__name__}.logp")
+        return self.distribution(batch).logp(batch["action"])
 
     def values(self, batch: Batch) -> Tensor:
         """Return the current critic's value of every row, ``[T+1, B]``; see ``logp``."""

@@ -159,6 +159,10 @@ class ShardCollector:
                 check_segment(self._memory[rows].tensors, env_steps, self.shard.env_ids)
             raise
 
+    def episode_metrics(self) -> list[dict[str, float]]:
+        """Return the environments' own metrics of each episode that ended since the last call."""
+        return self.env.traits.metrics() if self.env.traits.metrics else []
+
     def _play(self, memory: SegmentMemory, rows: int, stop: Callable[[], bool] | None) -> Batch:
         """Play transitions from the open row, keep the last row open, and return ``[rows + 1, B, ...]``."""
         raise NotImplementedError

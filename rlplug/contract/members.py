@@ -58,7 +58,7 @@ def check_class(kind: Kind, cls: type[Any]) -> None:
         raise _missing(cls, Made, "__init__")
     refuse(cls, "__init__", _misfit(vars(own).get("__init__") or vars(own)["__new__"].__func__, vars(Made)["__init__"]))
     if kind == "logger":
-        _check_hooks(cls)
+        check_hooks(cls)
     if kind not in ("env", "logger"):  # environments: see check_env, because another class may create them
         _check_members(kind, cls, ["updates"] * (kind == "loop" and cls.unit == "env_steps"))
     if kind == "algo" and cls.forward is Trainable.forward and cls.update is Trainable.update:
@@ -131,7 +131,7 @@ def _missing(who: Any, base: type[Any], member: str) -> ConfigError:
     return mistake(who, member, f"is missing; write {written(there)}")
 
 
-def _check_hooks(cls: type[Any]) -> None:
+def check_hooks(cls: type[Any]) -> None:
     """Check that methods named like hooks exist as hooks, are marked, and accept their arguments."""
     hooks = declared("logger")
     for name in dir(cls):

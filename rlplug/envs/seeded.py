@@ -16,7 +16,7 @@ from gymnasium.vector import AutoresetMode
 from rlplug import tree
 from rlplug.envs.checking import MisfitError, began, check_seeds, rules_broken, take_over
 from rlplug.envs.spaces import equal
-from rlplug.types import Batch, EnvSpec, RunError, Tree
+from rlplug.types import Batch, EnvSpec, EnvTraits, RunError, Tree
 
 RETRIES = 3
 """maximum consecutive replacements of an environment that fails before its first step"""
@@ -48,6 +48,7 @@ class SeededList:
 
     autoreset = AutoresetMode.NEXT_STEP
     spec: EnvSpec
+    traits: EnvTraits
     _first: Batch
 
     def __init__(

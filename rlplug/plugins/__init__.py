@@ -15,7 +15,10 @@ TEAM = ("env=two_step",)
 BANDIT = ("env=linear_bandit", "env.max_episode_steps=1", "rollout_fragment_length=2")
 SLATES = ("algo=slateq",)
 AGENTS = ("algo=independent",)
+CUSTOM = ("model.entry_point=rlplug.testing.worlds:Net",)
 TWO_CARTS = ("env=two_carts", "env.max_episode_steps=20")
+
+SEARCH = ("env=knapsack", "env=tictactoe", "algo.num_simulations=6", "num_envs=4", "train_batch_size=8", "model=mlp")
 
 GOALS = (
     "env=point_goals",
@@ -58,19 +61,19 @@ def rlplug_components() -> list[Component]:
     return [
         Component("algo", "a2c", "rlplug.plugins.algo.a2c:A2C"),
         Component("algo", "a3c", "rlplug.plugins.algo.a2c:A3C"),
-        Component("algo", "alphazero", "rlplug.plugins.algo.alphazero:AlphaZero", ("env=knapsack", "env=tictactoe")),
+        Component("algo", "alphazero", "rlplug.plugins.algo.alphazero:AlphaZero", SEARCH),
         Component("algo", "apex_ddpg", "rlplug.plugins.algo.ddpg:DDPG"),
         Component("algo", "apex_dqn", "rlplug.plugins.algo.dqn:DQN"),
         Component("algo", "apex_qmix", "rlplug.plugins.algo.qmix:QMIX", TEAM),
         Component("algo", "appo", "rlplug.plugins.algo.appo:APPO"),
-        Component("algo", "ars", "rlplug.plugins.algo.ars:ARS"),
+        Component("algo", "ars", "rlplug.plugins.algo.ars:ARS", ("algo.num_rollouts=4", "algo.rollouts_used=3")),
         Component("algo", "bc", "rlplug.plugins.algo.marwil:BC", PLAYED),
-        Component("algo", "cem", "rlplug.plugins.algo.cem:CEM"),
+        Component("algo", "cem", "rlplug.plugins.algo.cem:CEM", ("algo.population=8", "algo.elite_share=0.5")),
         Component("algo", "cql", "rlplug.plugins.algo.cql:CQL", PLAYED),
         Component("algo", "ddpg", "rlplug.plugins.algo.ddpg:DDPG"),
         Component("algo", "discrete_cql", "rlplug.plugins.algo.dqn:DQN", PLAYED),
         Component("algo", "dqn", "rlplug.plugins.algo.dqn:DQN"),
-        Component("algo", "es", "rlplug.plugins.algo.es:ES"),
+        Component("algo", "es", "rlplug.plugins.algo.es:ES", ("algo.episodes_per_batch=8",)),
         Component(
             "algo",
             "dreamer",
@@ -160,6 +163,7 @@ def rlplug_components() -> list[Component]:
         Component("loop", "meta", "rlplug.plugins.loop.meta:Meta", ("algo=maml", *GOALS)),
         Component("loop", "population", "rlplug.plugins.loop.population:Population", ("algo=es",)),
         Component("loop", "offline", "rlplug.plugins.loop.offline:Offline", ("algo=bc", SMALL_DATA)),
+        Component("model", "custom", "rlplug.plugins.model.custom:Custom", CUSTOM),
         Component("model", "gru", "rlplug.plugins.model.recurrent:GRU"),
         Component("model", "impala_cnn", "rlplug.plugins.model.cnn:ImpalaCNN"),
         Component("model", "lstm", "rlplug.plugins.model.recurrent:LSTM"),

@@ -77,6 +77,10 @@ class Events:
         """Handle a collected, counted and stored segment."""
 
     @hookspec
+    def rlplug_episode(self, run: Run, episode: Mapping[str, Any]) -> Mapping[str, float] | None:
+        """Handle a finished episode, arrays ``[L+1, ...]``, its ``return`` and ``length``; may return metrics of it."""
+
+    @hookspec
     def rlplug_played(self, run: Run, job: Job, batch: Batch) -> None:
         """Handle the episodes of a job that this rank played and counted; ``batch`` is as ``Run.play`` returns it."""
 

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from uuid import uuid4
 
+from rlplug.agent import adopt
 from rlplug.api import Buffer, Collector, Plan
 from rlplug.collection.in_process import InProcessCollector
 from rlplug.config import RunConfig
@@ -59,6 +60,8 @@ def build(
     said = "its networks are too large, there is no memory for {}; make it smaller"
     with checks.memory(lambda what: ConfigError("model", said.format(what))):
         policy = BehaviorPolicy(config, resolved.context(fabric.device, env_ids, rank, ranks))
+    if not identity:
+        adopt(policy.algorithm, config, config.start_from or {}, "start_from")
     buffer: Buffer = config.buffer.build(policy.ctx)
     learner = RankLearner(
         fabric=fabric,
@@ -155,5 +158,4 @@ def start(trainer: Trainer) -> None:
         if first and plan.actors.evaluation:
             callbacks_of(trainer).evaluation.start(trainer.resolved)
     trainer.collector.start()
-    if first:
-        loggers.register(trainer)
+    loggers.register(trainer)

@@ -22,6 +22,7 @@ from rlplug.estimation.estimator import Estimator
 from rlplug.evaluation.evaluator import Evaluator, evaluates_itself, shares_of, side_by_side
 from rlplug.evaluation.video import ALONE, pictures, record
 from rlplug.functional.schedule import due
+from rlplug.hooks import episode_means
 from rlplug.registry.discovery import unknown
 from rlplug.trainer.policy import BehaviorPolicy
 from rlplug.trainer.trainer import Trainer
@@ -64,7 +65,8 @@ class MetricsLog:
         rows = rows.view(-1, 3 + len(trainer.episodes.groups))
         finished = trainer.learner.placement.gather(rows).tolist()
         progress.episodes += len(finished)
-        row: dict[str, float] = {}
+        metrics = [*trainer.collector.episode_metrics(), *trainer.reports.user.drain()]
+        row = episode_means(trainer.learner.placement.exchange(metrics))
         if finished:
             returns, lengths, envs, *by_group = zip(*finished, strict=True)
             row |= {"episode/return": float(np.mean(returns)), "episode/length": float(np.mean(lengths))}

@@ -27,7 +27,7 @@ from tests.contract import mistakes
 from tests.contract.mistakes import build_run, run
 from tests.contract.toys import Sound
 from tests.contract.worlds import chosen
-from tests.installing import install, site  # noqa: F401  fixtures
+from tests.installing import installed
 
 SCHEDULE = {"lr": [[0, 0.1], [100, 0.01]]}
 PAIR = "return (a dict with the action, a dict with the carry)"
@@ -133,9 +133,7 @@ SOUND = {"walk", "storing"}
 DOCS = (Path(__file__).parents[2] / "docs" / "mistakes.md").read_text()
 
 
-@pytest.fixture(autouse=True)
-def package(install):  # noqa: F811
-    install("rlplug-mistakes", "rlplug_mistakes", mistakes.FILES)
+package = installed("rlplug-mistakes", "rlplug_mistakes", mistakes.FILES)
 
 
 def changes(name):
