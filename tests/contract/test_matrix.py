@@ -32,8 +32,8 @@ by_algorithm = pytest.mark.parametrize("name", EVERY)
 
 SEARCHES = {"ars", "cem", "es"}
 """algorithms that read returns of episodes and no rows, to which most of the features do not apply"""
-ADAPTS = {"maml"}
-"""algorithms that adapt to tasks, of which the matrix's world has none"""
+ADAPTS = {"maml", "mbmpo"}
+"""algorithms that need tasks, or rewards of imagined observations, of which the matrix's world has none"""
 
 FAMILIES = ("dqn", "iql", "impala", "linucb", "marwil", "ppo", "sac", "td3")
 """one of each family; every pair of levels that any of them has is in a run of one, in every run of the tests"""

@@ -8,7 +8,7 @@ from rlplug import testing
 
 UPDATES = 20
 VECTORS = ("linear_bandit", "bitflip", "knapsack", "tictactoe", "two_carts", "spread_torch", "chase")
-VECTORS += ("interest_evolution", "point_goals")
+VECTORS += ("interest_evolution", "point_goals", "cartpole_torch")
 """environments that are vectors by themselves"""
 RECORDED = Path(testing.__file__).parent / "cartpole.npz"
 
@@ -380,6 +380,14 @@ CASES = {
     | words("algo.inner_adaptation_steps=2 algo.first_order=false algo.gamma=0.98 algo.lambda_=0.95 algo.lr=0.003")
     | words("algo.maml_optimizer_steps=2 algo.clip_param=0.3 algo.entropy_coeff=0.01 algo.kl_coeff=0.1")
     | words("algo.kl_target=0.01 algo.grad_clip=1.0 algo.grad_clip_by=global_norm algo.initial_log_std=-0.5"),
+    "mbmpo_cartpole": words("algo=mbmpo env=cartpole_torch env.max_episode_steps=20 buffer=replay buffer.capacity=2000")
+    | words("loop=meta loop.episodes=1 num_envs=1 rollout_fragment_length=1 replay_ratio=null train_batch_size=32")
+    | words("algo.ensemble_size=2 algo.fc_net_hiddens=[16] algo.fc_net_activation=silu algo.dynamics_lr=0.001")
+    | words("algo.train_epochs=3 algo.valid_split_ratio=0.2 algo.valid_average=0.9 algo.normalize_data=true")
+    | words("algo.num_maml_steps=1 algo.horizon=5 algo.imagined_episodes=3 algo.inner_adaptation_steps=1")
+    | words("algo.inner_lr=0.1 algo.first_order=false algo.gamma=0.99 algo.lambda_=1.0 algo.lr=0.001")
+    | words("algo.maml_optimizer_steps=2 algo.clip_param=0.5 algo.entropy_coeff=0.0 algo.kl_coeff=0.0005")
+    | words("algo.kl_target=0.01 algo.grad_clip=null algo.grad_clip_by=global_norm algo.initial_log_std=0.0"),
     "es_cartpole": SEARCH
     | words("algo=es algo.episodes_per_batch=8 algo.noise_stdev=0.1 algo.stepsize=0.05 algo.optimizer=adam")
     | words("algo.momentum=0.9 algo.l2_coeff=0.005 algo.return_proc_mode=centered_rank algo.eval_prob=0.1"),
