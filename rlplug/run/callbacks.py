@@ -19,10 +19,11 @@ from rlplug.distributed.rng import global_state, load_global_state
 from rlplug.envs.spec_json import from_json, mismatch, to_json
 from rlplug.functional.returns import episode_metrics
 from rlplug.hooks import UserCallbacks
+from rlplug.limits import Stopping
 from rlplug.registry.discovery import unknown
 from rlplug.registry.installed import versions
 from rlplug.run import run_dir
-from rlplug.run.measure import Estimation, Evaluation, MetricsLog, Stopping
+from rlplug.run.measure import Estimation, Evaluation, MetricsLog
 from rlplug.trainer.policy import BehaviorPolicy
 from rlplug.trainer.trainer import Trainer
 from rlplug.types import CheckpointError, ConfigError, Tree
@@ -34,7 +35,7 @@ class Callbacks:
     def __init__(self, policy: BehaviorPolicy, is_async: bool, estimation: Estimation, identity: str) -> None:
         self.identity = identity  # identity of the run, in its checkpoints and recorded files
         self.stopping = Stopping(policy.config.stop or {})
-        self.log = MetricsLog(policy.config.log.every, self.stopping)
+        self.log = MetricsLog(policy.config.log, self.stopping)
         self.evaluation = Evaluation(policy, is_async)
         self.estimation = estimation
         self.row_log = FileRowLog()  # storage of buffer rows across checkpoints

@@ -122,7 +122,8 @@ def _check_masks(cfg: Config, there: bool) -> None:
     if not there and cfg.mask_key not in (None, MASK_KEY):
         raise ConfigError(
             "env.mask_key",
-            f"neither the observation nor info of {cfg.id or cfg.entry_point} has {cfg.mask_key!r}; use null to run without masks",
+            f"neither the observation nor info of {cfg.id or cfg.entry_point} has {cfg.mask_key!r};"
+            " use null to run without masks",
         )
     repeats = {"frame_skip": cfg.frame_skip > 1, "sticky_actions": bool(cfg.sticky_actions)}
     for key in [key for key, asked in repeats.items() if asked and there]:
