@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, get_args
 
 import numpy as np
@@ -175,10 +176,9 @@ class Team(Agent):
     def __init__(self, algorithm: Algorithm, ctx: RunContext, env_steps: int, normalize: Normalizer) -> None:
         self.algorithm, self.spec, self.env_steps = algorithm, ctx.spec, env_steps
         self.ctx, self.normalize, self._native = ctx, normalize, ctx.spec.native_spaces or ctx.spec.groups
-        if "prev_reward" in ctx.needs.keys:
-            raise ConfigError("algo", "takes the last reward as input, which several agents do not support")
-        self._inside, self._memory = next(iter(ctx.spec.groups.values())), {"prev_action"}.intersection(ctx.needs.keys)
-        self._rows = TeamRows(ctx.spec, bool(self._memory))
+        self._inside = next(iter(ctx.spec.groups.values()))
+        self._memory = {"prev_action", "prev_reward"}.intersection(ctx.needs.keys)
+        self._rows = TeamRows(ctx.spec, self._memory)
         self.reset()
 
     def act(
@@ -187,6 +187,7 @@ class Team(Agent):
         """Return the actions of all agents; see ``Agent.act``.
 
         Args:
+            reward: rewards of the last actions by group, ``[N]`` or ``[n, N]``, for policies that take them as input.
             alive: agents that act, ``[N]`` or ``[n, N]`` bool; None: all.
         """
         if not isinstance(obs, Mapping) or obs.keys() != self._native.keys():
@@ -199,7 +200,7 @@ class Team(Agent):
             raise ValueError("the groups differ in their number of environments")
         self._begin(columns := 1 if n is None else n)
         seen = {name: observe(self._native[name].obs)(batch) for name, (batch, _) in found.items()}
-        out = self._decide(self._rows.row(seen, self._first, alive, action_mask), mode, columns)
+        out = self._decide(self._rows.row(seen, self._first, alive, action_mask, reward), mode, columns)
         groups = {name: out[name] if self.spec.nested else out for name in self._native}
         self._rows.actions = {name: group["action"].cpu().numpy() for name, group in groups.items()}
         actions = {name: execute(self._native[name].action)(x) for name, x in self._rows.actions.items()}
@@ -227,7 +228,11 @@ def load(path: str | Path, device: str | torch.device = "cpu", seed: int | None 
 
 
 def evaluate(
-    path: str | Path, overrides: Sequence[str] = (), tell: Callable[[str], None] = warnings.warn, mode: Mode = "greedy"
+    path: str | Path,
+    overrides: Sequence[str] = (),
+    tell: Callable[[str], None] = warnings.warn,
+    mode: Mode = "greedy",
+    against: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, Any]:
     """Play episodes in a run's environment, without writing files unless ``record.path`` is given.
 
@@ -239,6 +244,7 @@ def evaluate(
         overrides: as on the command line: ``eval.episodes=100``, ``seed=7``, ``hardware=cpu``, ``+env.kwargs.g=9.8``.
         tell: called with each line for the user.
         mode: ``greedy``; ``explore``, which samples from the policy without exploration modules; or ``random``.
+        against: runs whose policies play, by policy; see ``adopt``.
 
     Returns:
         ``checkpoint``, ``env_steps``, ``updates``, ``episodes``, ``seed`` and the metrics ``eval/...``.
@@ -248,6 +254,7 @@ def evaluate(
     """
     checkpoint, raw, core, algorithm, ctx, normalize, make = stage(path, overrides, tell)
     manifest, keys, files = checkpoint.manifest, None, None
+    adopt(algorithm, core, against, "against")
     if core.record.path is not None:
         about = {"spec": to_json(ctx.spec), "versions": versions(), "algo": raw["algo"]["name"], "env": raw["env"]}
         about |= {"seed": core.seed, "checkpoint": str(checkpoint.path), "mode": mode}
@@ -285,6 +292,25 @@ def stage(path: str | Path, overrides: Sequence[str], tell: Callable[[str], None
         return made
 
     return checkpoint, raw, core, algorithm, ctx, normalizer if normalizer.obs else None, make
+
+
+def adopt(algorithm: Algorithm, core: Core, runs: Mapping[str, str], at: str) -> None:
+    """Let policies of an algorithm play with those of other runs, by policy; an empty name is the only opponent.
+
+    Raises:
+        ConfigError: there is no such run or policy, its weights do not fit, or a run normalizes observations.
+    """
+    for policy, path in runs.items():
+        key = f"{at}.{policy}".rstrip(".")
+        try:
+            other = load(path)
+            algorithm.adopt(policy, other.algorithm)
+        except RuntimeError as error:
+            raise ConfigError(key, f"{path} does not fit: {str(error).splitlines()[-1].strip()}") from None
+        except ConfigError as error:
+            raise error if error.key else ConfigError(key, error.message) from None
+        if core.preprocess.normalize_obs or other.normalize.obs:
+            raise ConfigError(key, "one of the runs normalizes observations, so their policies see different numbers")
 
 
 def estimate(

@@ -122,6 +122,8 @@ class EnvSpec:
             raise ConfigError("env", f"{said}; use an environment of one agent, or an algorithm for several")
         return group
 
+    tasks = property(lambda self: self.extras.get("task"))  # space of the extra ``task``; None: there are no tasks
+
     @property
     def has_agents(self) -> bool:
         return len(self.groups) > 1 or any(group.agents for group in self.groups.values())

@@ -29,6 +29,9 @@ from rlplug.types import Batch, Mode, Tree
 Weights: TypeAlias = dict[str, np.ndarray] | None  # None: unchanged
 
 
+RUN = ("env_steps", "tasks")  # of the statistics: arguments of ``collect``
+
+
 class RemotePolicy:
     """A copy of the policy in a separate process. Only ``heartbeat`` is called while another method runs."""
 
@@ -72,9 +75,9 @@ class RemotePolicy:
     def _update(self, rows: int, statistics: Tree, weights: Weights) -> None:
         """Load the learner's current weights and statistics, and reset the count of rows."""
         self._row, self._rows, self._last_step = 0, rows, time.monotonic()
-        copies.load_statistics(self.policy, statistics)
         if weights is not None:
             copies.load_acting_weights(self.policy, weights)
+        copies.load_statistics(self.policy, statistics)  # last, because a pool of policies grows with the weights
 
     def heartbeat(self) -> tuple[int, int, float]:
         """Return the current row, the number of rows, and the seconds since the last environment step."""
@@ -113,7 +116,7 @@ class Actor(RemotePolicy):
         """
         began = time.monotonic()
         self._update(rows, statistics, weights)
-        segment = on_host(self.collector.collect(rows, mode, self._count_row, env_steps=statistics["env_steps"]))
+        segment = on_host(self.collector.collect(rows, mode, self._count_row, **{key: statistics[key] for key in RUN}))
         state, ended = self._state(statistics), time.monotonic()
         state["metrics"] = self.collector.episode_metrics()
         state["spent"] = began - (self._idle_since or began), ended - began

@@ -70,6 +70,7 @@ class RayCollector:
         if self.pool.version != rollout.version:
             self.pool.broadcast(copies.acting_weights(self.policy), rollout.version)
         statistics = copies.statistics(self.policy) | {"env_steps": self.progress.env_steps}
+        statistics["tasks"] = rollout.tasks
         self.pool.request(rollout.num_steps, rollout.mode, statistics, shards, rollout.version_steps)
 
     def poll(self, shards: int | None = None) -> list[Segment]:

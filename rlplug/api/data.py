@@ -125,9 +125,14 @@ class VecEnv(Protocol):
     def reset(self, seeds: Sequence[int], tasks: Tree = None) -> Batch:
         """Begin an episode in every column and return ``obs`` and extras, ``[B, ...]``; seeds determine later ones.
 
-        ``tasks``, leaves ``[B, ...]``, apply to the columns until the next ``reset``.
+        ``tasks``, leaves ``[B, ...]``, apply to the columns until the next ``reset`` or ``assign``. None: the
+        environment's own.
         """
         ...
+
+    def assign(self, tasks: Tree) -> None:
+        """Set the tasks of the episodes that begin from now on, leaves ``[B, ...]``; current ones keep theirs."""
+        raise NotImplementedError(f"{type(self).__name__}.assign")
 
     def step(self, action: Any) -> Batch:
         """Execute ``action [B, ...]``; with agents ``[B, N, ...]``, with several groups ``{group: action}``.

@@ -30,6 +30,11 @@ def describe(trainer: Trainer) -> str:
     for kind, name, module in (("algo", config.algo.name, policy.algorithm), *explorations):
         table.append((kind, f"{name}, {_count(module):,} parameters"))
         table += [line for part, inner in module.named_children() for line in _parts(f"  {part}", inner)]
+    table += (
+        [("curriculum", f"{config.curriculum.name}, tasks: {in_words(spec.tasks)}")]
+        if config.curriculum and spec.tasks
+        else []
+    )
     row, threads = trainer.collector.spec.row, _many(plan.threads, "thread")
     table += [
         ("buffer", f"{config.buffer.name}, {size(trainer.buffer.nbytes(row))}"),
@@ -68,6 +73,7 @@ def facts(trainer: Trainer) -> dict[str, Any]:
         },
         "algo": {"name": config.algo.name, "parameters": _count(policy.algorithm)},
         "exploration": {name: {"parameters": _count(extra)} for name, extra in policy.exploration.items()},
+        "curriculum": config.curriculum and config.curriculum.name,
         "buffer": {"name": config.buffer.name, "bytes": trainer.buffer.nbytes(trainer.collector.spec.row)},
         "loop": {
             "name": config.loop.name,

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 
 Chosen: TypeAlias = tuple[RunConfig, Path, list[str]]
-OWN = "sweeper="  # of overrides that choose a sweeper of rlplug; Hydra's are chosen by hydra/sweeper=
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -57,17 +56,17 @@ def main(arguments: Sequence[str]) -> int:
         if any("hydra.run" in word for word in flags.overrides):
             sweep.require_folders(composed([word for word in flags.overrides if word.startswith("hydra.")]).hydra)
         if not flags.multirun:
-            if any(word.startswith(OWN) for word in flags.overrides):
+            if any(word.startswith("sweeper=") for word in flags.overrides):
                 raise ConfigError("sweeper", "starts several runs, which needs -m: python -m rlplug -m sweeper=...")
             with printing(as_json):
                 _hydra(arguments)
             if as_json:
                 say_run(_trained.pop())
             return 0
-        if any(word.startswith(OWN) for word in flags.overrides):
-            from rlplug.cli import pbt
+        from rlplug.cli import sweeper
 
-            return pbt.main(flags.overrides, as_json)
+        if own := sweeper.module(flags.overrides):  # one of Hydra's is chosen by hydra/sweeper=
+            return own.main(flags.overrides, as_json)
         folder, fixed = sweep.check_sweep(flags.overrides)
         try:
             with printing(as_json):

@@ -46,8 +46,8 @@ class Chosen:
         return self.needs(needs, member="recurrent")
 
     def reads(self, spec: Any) -> tuple[str, ...]:
-        """Return the keys of rows that a buffer or an exploration module reads."""
-        return self.needs(spec, member="reads")
+        """Return the keys of rows that a buffer, an exploration module or a curriculum reads."""
+        return ("task",) if self.kind == "curriculum" else self.needs(spec, member="reads")
 
     def plan(self) -> Any:
         """Return the ``Plan`` of hardware."""
@@ -175,6 +175,7 @@ class Core:
     init_from: str | dict[str, Any] | None = option("Run, run@step, checkpoint or .pt file with the initial weights.")
     total_steps: PositiveInt = option("Environment steps of the whole run, or updates if the loop counts these.")
     stop: dict[str, float | str] | None = option("End early when a metric reaches a limit: {eval/return_mean: 475}.")
+    start_from: dict[str, str] | None = option("Policies that begin with weights of other runs: {policy: run}.")
     num_envs: Annotated[PositiveInt, Field(le=1_000_000)] = option("Environments of the whole run.")
     rollout_fragment_length: PositiveInt = option("Steps per environment in one round of collection.")
     train_batch_size: PositiveInt = option("Samples per update from a replay buffer; a rollout is used whole.")
@@ -209,6 +210,7 @@ class RunConfig(Core):
     buffer: Chosen = option("Storage of collected data.")
     loop: Chosen = option("When to collect and when to update.")
     hardware: Chosen = option("Devices and processes.")
+    curriculum: Chosen | None = option("Tasks of training episodes; null: the environment's own.")
     models: dict[str, Chosen] = option("Networks by slot, 'model' or '<part>_model'; empty slots use 'model'.")
     exploration: dict[str, Chosen] = option("Exploration modules by name.")
     logger: dict[str, Chosen] = option("Loggers by name.")
@@ -233,11 +235,13 @@ def parse(raw: dict[str, Any]) -> RunConfig:
     core = {key: raw[key] for key in CORE if key in raw}
     _collect(errors, typed, Core, core)
     slots = ["model", *(key for key in raw if key.endswith("_model"))]
-    known = [*CORE, *SINGLE, *SEVERAL, *slots]
-    errors += [unknown_key(key, known) for key in raw if key not in known]
+    known = [*CORE, *SINGLE, *SEVERAL, "curriculum", *slots]
+    errors += [unknown_key(str(key), known) for key in raw if key not in known]
     components: dict[str, Any] = {kind: chosen(kind, kind, raw.get(kind)) for kind in SINGLE}
     own = not errors and raw["eval"]["env"]
     components["eval_env"] = chosen("env", "eval.env", eval_env(raw)) if own else components["env"]
+    asked = raw.get("curriculum")
+    components["curriculum"] = None if asked is None else chosen("curriculum", "curriculum", asked)
     for kind in SEVERAL:
         nodes = raw.get(kind) or {}
         if isinstance(nodes, dict):
@@ -290,6 +294,8 @@ def typed(config: type[T], node: dict[str, Any], key: str = "") -> T:
     Raises:
         ConfigError: with one line for each mistake.
     """
+    if odd := [name for name in node if not isinstance(name, str)]:  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ConfigError(key, f"{show(odd[0])} is not the name of a setting; names are text")
     errors: list[ConfigError] = []
     inside = {
         path: _collect(errors, choose, kind, dotted(key, *path), _at(node, path))

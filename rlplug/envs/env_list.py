@@ -9,7 +9,9 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+from gymnasium.spaces import Box
 
+from rlplug import tree
 from rlplug.envs.checking import MisfitError, described, flag, number, writer
 from rlplug.envs.episode_metrics import KEY as METRICS
 from rlplug.envs.episode_metrics import EpisodeMetrics
@@ -17,7 +19,7 @@ from rlplug.envs.extras import Extras
 from rlplug.envs.goals import goals_of
 from rlplug.envs.masks import find_masks, late
 from rlplug.envs.seeded import SeededList, first_of
-from rlplug.envs.spaces import allocate, execute, single_agent
+from rlplug.envs.spaces import allocate, execute, inside_obs, single_agent
 from rlplug.types import Batch, EnvSpec, EnvTraits, Group, Tree
 
 NUMBER: Any = float, int, np.floating, np.integer
@@ -36,6 +38,9 @@ class EnvList(SeededList):
     other columns nor on earlier episodes. So a column is restored by replaying the actions of its current episode.
 
     The arrays that ``reset`` and ``step`` return are overwritten by the next call.
+
+    An environment has tasks if it has an attribute ``task_space``, a space. It plays that of
+    ``reset(options={"task": task})``; a reset without options returns the task that it chose in ``info["task"]``.
 
     Args:
         envs: the environments; the list owns and closes them.
@@ -74,7 +79,9 @@ class EnvList(SeededList):
         self._masks, self._extras = find_masks(action_space, mask_key, info), Extras(info_keys, info)
         mask_size = self._masks.size if self._masks else None
         spec = single_agent(obs_space, action_space, max_episode_steps, frame_stack, mask_size)
-        self.spec = replace(spec, extras=spec.extras | self._extras.spaces)
+        space = getattr(self.envs[0].unwrapped, "task_space", None)
+        tasks = {} if space is None else {"task": inside_obs(space) if isinstance(space, Box) else space}
+        self.spec = replace(spec, extras=spec.extras | self._extras.spaces | tasks)
         self._execute = execute(action_space)
         self.traits = EnvTraits(
             check_bounds=check_bounds,
@@ -170,6 +177,10 @@ class EnvList(SeededList):
         try:
             self._write(i, row)
             self._extras.write(self._first, i, info, begins=True)
+            if self.spec.tasks is not None:
+                if (task := self._tasks[i]) is None and (task := info.get("task")) is None:
+                    raise MisfitError("reset() without options must return the task that it chose as info['task']")
+                tree.put(self._first, i, {"task": task})
             if self._masks is not None:
                 self._allow(i, info, False, False)
             elif self._mask_key and self._mask_key in info:

@@ -109,8 +109,16 @@ class Subprocess:
             RunError: an environment raises, or returns values outside its spaces; or a worker died.
         """
         check_seeds(seeds, self.num_envs)
-        self._call("reset", [[int(seeds[i]) for i in worker.columns] for worker in self._workers])
+        own = [[int(seeds[i]) for i in worker.columns] for worker in self._workers]
+        self._call("reset", [*zip(own, self._shares(tasks), strict=True)])
         return dict(self._first)
+
+    def assign(self, tasks: Tree) -> None:
+        self._call("assign", [(own,) for own in self._shares(tasks)])
+
+    def _shares(self, tasks: Tree) -> list[Tree]:
+        """Return the tasks of every worker's columns."""
+        return [None if tasks is None else columns_of(tasks, worker.columns) for worker in self._workers]
 
     def step(self, action: Tree) -> Batch:
         """Step every column; a column whose row is final starts its next episode instead.
@@ -129,15 +137,13 @@ class Subprocess:
         states = self._tell(self._call("state", [None] * len(self._workers)))
         if any(state is None for state in states):
             return None
-        joined = {key: [x for state in states for x in state[key]] for key in ("seeds", "episodes", "actions")}
-        ended = [one for state in states for one in state.get(METRICS, ())]
-        own = {METRICS: ended} if self.traits.metrics else {}
-        return joined | {"obs": tree.map(np.array, observed(self.spec, self._rows))} | own
+        joined = {key: [x for state in states for x in state[key]] for key in states[0] if key != "obs"}
+        return joined | {"obs": tree.map(np.array, observed(self.spec, self._rows))}
 
     def load(self, state: Tree) -> None:
         """Replay every column's current episode. Warns if an environment does not reproduce it."""
         parts = [
-            {key: [state[key][i] for i in worker.columns] for key in ("seeds", "episodes", "actions")}
+            {key: [state[key][i] for i in worker.columns] for key in state if key not in ("obs", METRICS)}
             | {"obs": columns_of(state["obs"], worker.columns)}
             | ({METRICS: state.get(METRICS, ())} if worker is self._workers[0] else {})
             for worker in self._workers

@@ -96,8 +96,8 @@ def not_sent(error: Exception) -> ConfigError:
 
 
 def _answer(envs: SeededList, name: str, argument: Any) -> Any:
-    if name == "reset":
-        envs.reset(argument)
+    if name in ("reset", "assign"):
+        getattr(envs, name)(*argument)
         return None
     if name == "metrics":
         return (envs.traits.metrics() if envs.traits.metrics else []), []

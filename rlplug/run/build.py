@@ -11,6 +11,7 @@ from pathlib import Path
 from uuid import uuid4
 
 from rlplug import pretrained
+from rlplug.agent import adopt
 from rlplug.api import Buffer, Collector, Plan
 from rlplug.collection.in_process import InProcessCollector
 from rlplug.config import RunConfig
@@ -62,8 +63,10 @@ def build(
     said = "its networks are too large, there is no memory for {}; make it smaller"
     with checks.memory(lambda what: ConfigError("model", said.format(what))):
         policy = BehaviorPolicy(config, resolved.context(fabric.device, env_ids, rank, ranks))
-        if config.init_from is not None and not identity:  # a resumed run has its own weights
+    if not identity:  # a resumed run has its own weights
+        if config.init_from is not None:
             pretrained.load(policy.algorithm, policy.normalizer, config.init_from)
+        adopt(policy.algorithm, config, config.start_from or {}, "start_from")
     buffer: Buffer = config.buffer.build(policy.ctx)
     learner = RankLearner(
         fabric=fabric,
@@ -72,6 +75,7 @@ def build(
         buffer=buffer,
         exploration=policy.exploration,
         normalizer=policy.normalizer,
+        watching=[] if policy.curriculum is None else [policy.curriculum],
         placement=placement,
         microbatches=plan.microbatches,
         compile=_compile(config, policy),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from contextlib import suppress
 from datetime import UTC, datetime
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any, cast
@@ -16,6 +17,7 @@ from rlplug.checkpointing.serialize import copy_to_host
 from rlplug.collection.play import Stopped
 from rlplug.data.recorder import EpisodeFiles, RunRecorder
 from rlplug.distributed.rng import global_state, load_global_state
+from rlplug.envs.checking import checked
 from rlplug.envs.spec_json import from_json, mismatch, to_json
 from rlplug.functional.returns import episode_metrics
 from rlplug.hooks import UserCallbacks
@@ -28,13 +30,19 @@ from rlplug.trainer.policy import BehaviorPolicy
 from rlplug.trainer.trainer import Trainer
 from rlplug.types import CheckpointError, ConfigError, Tree
 
+METRIC_KEY = "curriculum.metric"
+
 
 class Callbacks:
     """Implementation of ``run.report()``: logs, evaluates and writes checkpoints when they are due."""
 
     def __init__(self, policy: BehaviorPolicy, is_async: bool, estimation: Estimation, identity: str) -> None:
         self.identity = identity  # identity of the run, in its checkpoints and recorded files
-        self.stopping = Stopping(policy.config.stop or {})
+        metric = policy.curriculum.metric if policy.curriculum else ""
+        if metric.startswith("time/") or (metric.startswith("eval/") and is_async):
+            why = "depends on the machine" if metric.startswith("time/") else "arrives late from an evaluating actor"
+            raise ConfigError(METRIC_KEY, f"{metric} {why}, so tasks would not be reproducible; use another")
+        self.stopping = Stopping(policy.config.stop or {}, {metric: METRIC_KEY} if metric else {})
         self.log = MetricsLog(policy.config.log, self.stopping)
         self.evaluation = Evaluation(policy, is_async)
         self.estimation = estimation
@@ -156,8 +164,9 @@ class Callbacks:
         if self.manager is not None:
             self._saved(trainer, self.manager.submit(snapshot))
             self._saved(trainer, self.manager.wait())
-        for metric in sorted(self.stopping.limits.keys() - self.stopping.seen):
-            warnings.warn(f"stop.{metric} was never logged; {unknown(metric, self.stopping.seen)}", stacklevel=2)
+        for metric in sorted(self.stopping.keys.keys() - self.stopping.seen):
+            said = f"{metric} was never logged; {unknown(metric, self.stopping.seen)}"
+            warnings.warn(f"{self.stopping.keys[metric]}: {said}", stacklevel=2)
 
     def _saved(self, trainer: Trainer, path: Path | None) -> None:
         if path is not None:
@@ -222,6 +231,8 @@ def restore(trainer: Trainer, checkpoint: Checkpoint) -> list[str]:
         if difference := mismatch(from_json(manifest["spec"]), trainer.ctx.spec):
             raise CheckpointError(f"{path} is of another environment: {difference}")
         weights, learner, data = (checkpoint.tree(name) for name in ("weights", "learner", f"rank{owner}"))
+        check = partial(checked, trainer.ctx.spec.groups)
+        check({key: data.get(key) for key in ("collector", "buffer")})
         own: dict[str, Any] = data if owner == rank else checkpoint.tree(f"rank{rank}")
         episodes = {"episodes": trainer.episodes.state()}
         tree.check_like(_learner(trainer) | episodes, learner | {"episodes": data["episodes"]})
@@ -238,7 +249,7 @@ def restore(trainer: Trainer, checkpoint: Checkpoint) -> list[str]:
         if callbacks.recorder is not None:
             callbacks.recorder.load(data["recorder"])
         callbacks.user.load(own["callbacks"])
-        callbacks.row_log = FileRowLog(checkpoint.chunks(owner), data["buffer"])
+        callbacks.row_log = FileRowLog(checkpoint.chunks(owner), data["buffer"], check=check)
         trainer.buffer.load(callbacks.row_log)
         missing = manifest["not_restored"] + load_global_state(own["global"], trainer.ctx.device)
         return missing + trainer.ctx.load(own["context"], trainer.steps)

@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 
 import psutil
 
+from rlplug.agent import adopt
 from rlplug.api import Plan
 from rlplug.checkpointing.format import Checkpoint, checkpoints, find, tidy
 from rlplug.collection.play import Stopped
@@ -180,6 +181,8 @@ def reopened(fabric: AnyFabric, tell: Tell, plan: Plan, folder: Path, overrides:
             if checkpoint is None:
                 raise CheckpointError(f"{folder} has finished: no checkpoint to resume")
         with closing(build(config, folder, fabric, plan, manifest["run"])) as trainer, last_words():
+            if checkpoint is None:
+                adopt(trainer.algorithm, config, config.start_from or {}, "start_from")
             start(trainer)
             missing = restore(trainer, checkpoint) if checkpoint else []
             where = f"{STEP[unit]} {trainer.steps:,}" if checkpoint else "the beginning: there was no checkpoint yet"

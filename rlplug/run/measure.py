@@ -32,6 +32,9 @@ if TYPE_CHECKING:
     from rlplug.actors.collector import AsyncEval
 
 
+LEAST = "episode/return_least_exploring"
+
+
 def least_exploring(modules: Iterable[Exploration]) -> set[int]:
     """Return the third of the run's environments with the lowest noise levels; empty if levels are equal."""
     found = next((noise for extra in modules if (noise := extra.noise_by_env()) is not None), torch.empty(0))
@@ -67,14 +70,17 @@ class MetricsLog:
             row |= {"episode/return": float(np.mean(returns)), "episode/length": float(np.mean(lengths))}
             names = [f"episode/return/{name}" for name in trainer.episodes.groups]
             row |= {name: float(np.mean(returns)) for name, returns in zip(names, by_group, strict=True)}
+            self.stopping.require(row | {LEAST: 0.0}, "episode/")
             least = least_exploring(trainer.policy.exploration.values())
             if kept := [total for total, env in zip(returns, envs, strict=True) if env in least]:
-                row["episode/return_least_exploring"] = float(np.mean(kept))
+                row[LEAST] = float(np.mean(kept))
         means = trainer.means.drain() | trainer.learner.steps.drain()
         row |= {f"train/{name}": value for name, value in means.items()}
         own: Mapping[str, float] = trainer.buffer.metrics()
         ranks = trainer.learner.placement.exchange(own)
         row |= {f"buffer/{name}": sum(metrics[name] for metrics in ranks) for name in own}
+        if (curriculum := trainer.policy.curriculum) is not None:
+            row |= {f"curriculum/{name}": value for name, value in curriculum.metrics().items()}
         spent: Mapping[str, float] = trainer.collector.metrics()
         waiting = trainer.learner.placement.ranks.exchange(spent)
         row |= {f"time/{name}": float(np.mean([rank[name] for rank in waiting if rank])) for name in spent}
@@ -91,6 +97,8 @@ class MetricsLog:
     def log_row(self, trainer: Trainer, row: Mapping[str, float]) -> None:
         self.rows += 1
         self.stopping.read(row)
+        if (curriculum := trainer.policy.curriculum) is not None and curriculum.metric in row:
+            curriculum.read(row[curriculum.metric])
         trainer.hooks.hook.rlplug_logged(run=trainer, metrics=row, step=trainer.steps)
 
     def state(self) -> Tree:

@@ -6,7 +6,7 @@ from rlplug import compose
 from rlplug.cli import main
 from rlplug.config import choose
 from rlplug.types import ConfigError
-from tests.installing import Install, install, manifest, site  # noqa: F401  fixtures
+from tests.installing import Install, install, installed, manifest, site  # noqa: F401  fixtures
 
 COMPONENTS = manifest(
     ("algo", "mine", "tests.contract.toys:Sound"),
@@ -54,11 +54,9 @@ SAID = {
 }
 
 
-@pytest.fixture(autouse=True)
-def package(install: Install):  # noqa: F811
-    conf = "\n@hookimpl\ndef rlplug_conf(): return 'rlplug_mine.conf'\n"
-    files = {f"rlplug_mine/conf/{name}.yaml": text for name, text in FILES.items()}
-    install("rlplug-mine", "rlplug_mine", {"rlplug_mine/__init__.py": COMPONENTS + conf, **files})
+MANIFEST = COMPONENTS + "\n@hookimpl\ndef rlplug_conf(): return 'rlplug_mine.conf'\n"
+PRESETS = {f"rlplug_mine/conf/{name}.yaml": text for name, text in FILES.items()}
+package = installed("rlplug-mine", "rlplug_mine", {"rlplug_mine/__init__.py": MANIFEST, **PRESETS})
 
 
 @pytest.mark.parametrize("words", SAID, ids=" ".join)

@@ -116,7 +116,23 @@ def check_act(case: Case) -> None:
     why = random_layers(trainer.algorithm) or "an evaluation uses the best action"
     require(not names, f"act() in mode 'greedy' depends on random numbers; {why}")
     _check_columns(trainer, rows, said[0])
+    _check_random(trainer, rows)
     trainer.close()
+
+
+def _check_random(trainer: Trainer, rows: Sequence[Batch]) -> None:
+    """Check that random actions do not depend on the weights, which it changes."""
+    before = answers(trainer.algorithm, trainer.ctx, rows, "random")
+    with torch.no_grad():
+        for p in trainer.algorithm.parameters():
+            p.mul_(-3.0)
+    after = answers(trainer.algorithm, trainer.ctx, rows, "random")
+    names = differences(*([_actions(out) for out in outs] for outs in (before, after)))
+    require(
+        not names,
+        "act() in mode 'random' depends on the weights: choose uniformly among the allowed actions, as"
+        " Distribution.uniform() does",
+    )
 
 
 def _check_columns(trainer: Trainer, rows: Sequence[Batch], acted: Sequence[Batch]) -> None:
