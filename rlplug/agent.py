@@ -22,7 +22,7 @@ from rlplug.agents.team import TeamRows
 from rlplug.api import Algorithm, Plan, VecEnv
 from rlplug.checkpointing.format import MISFITS, Checkpoint, find
 from rlplug.config import Core, choose, migrate, typed
-from rlplug.config.schema import CORE, kind_of
+from rlplug.config.schema import CORE, eval_env, kind_of
 from rlplug.context import EnvShard, RunContext, needs_of, recorded_keys
 from rlplug.data.recorder import EpisodeFiles, digest
 from rlplug.distributed.torch_setup import set_up_torch
@@ -279,7 +279,8 @@ def stage(path: str | Path, overrides: Sequence[str], tell: Callable[[str], None
     checkpoint, raw, core, plan = _opened(path, overrides, EVALUABLE, tell, "an evaluation")
     if raw["env"]["name"] == checkpoint.manifest["config"]["env"]["name"]:
         check_installed({"env": checkpoint.manifest["plugins"]["env"]})
-    env = choose("env", "env", raw["env"])
+    given = any(re.match(r"\+*env\b", override) for override in overrides)
+    env = choose("env", "env", raw["env"] if given else eval_env(raw))
     algorithm, ctx, normalizer = _restored(checkpoint, torch.device(plan.accelerator), core, tell)
 
     def make(shard: EnvShard, render: bool = False) -> VecEnv:

@@ -20,10 +20,11 @@ from rlplug.distributed.rng import global_state, load_global_state
 from rlplug.envs.checking import checked
 from rlplug.envs.spec_json import from_json, mismatch, to_json
 from rlplug.hooks import UserCallbacks
+from rlplug.limits import Stopping
 from rlplug.registry.discovery import unknown
 from rlplug.registry.installed import versions
 from rlplug.run import run_dir
-from rlplug.run.measure import Estimation, Evaluation, MetricsLog, Stopping
+from rlplug.run.measure import Estimation, Evaluation, MetricsLog
 from rlplug.trainer.policy import BehaviorPolicy
 from rlplug.trainer.trainer import Trainer
 from rlplug.types import CheckpointError, ConfigError, Tree
@@ -41,7 +42,7 @@ class Callbacks:
             why = "depends on the machine" if metric.startswith("time/") else "arrives late from an evaluating actor"
             raise ConfigError(METRIC_KEY, f"{metric} {why}, so tasks would not be reproducible; use another")
         self.stopping = Stopping(policy.config.stop or {}, {metric: METRIC_KEY} if metric else {})
-        self.log = MetricsLog(policy.config.log.every, self.stopping)
+        self.log = MetricsLog(policy.config.log, self.stopping)
         self.evaluation = Evaluation(policy, is_async)
         self.estimation = estimation
         self.row_log = FileRowLog()  # storage of buffer rows across checkpoints
