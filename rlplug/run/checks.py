@@ -10,6 +10,7 @@ import re
 import resource
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from importlib.util import find_spec
 from itertools import chain
 from typing import Any
 
@@ -42,7 +43,10 @@ BESIDE_WEIGHTS = 3  # bytes per byte of weights: a gradient and Adam's two momen
 def check(resolved: ResolvedRun) -> None:
     """Raise ``ConfigError`` unless components are compatible, and ranks and actors get equal shares."""
     refuse(chain(_loop(resolved), _buffer(resolved), _data(resolved), _exploration(resolved), _hardware(resolved)))
-    if (plan := resolved.plan).ray is not None and plan.ray.address is None:
+    if ((plan := resolved.plan).actors is not None or plan.launcher == "ray") and find_spec("ray") is None:
+        key = "hardware" if plan.actors is None else "hardware.actors.count"
+        raise ConfigError(key, "Ray, which starts the processes, is not installed: pip install 'rlplug[ray]'")
+    if plan.ray is not None and plan.ray.address is None:
         require_room(plan, {"CPU": os.cpu_count() or 1, "GPU": torch.cuda.device_count()}, "this machine")
 
 
