@@ -51,7 +51,6 @@ SAID = {
     ("algo=sized", "model=sticky"): "model.hidden: unknown key; there are: size; "
     f"conf/algo/sized.yaml {OF} sets it for another model; leave it out: ~model.hidden",
     ("algo=sized", "model.hidden=3"): "model.hidden: 3 has the wrong type: should be a valid list",
-    ("env=gymnasium",): "env.id: must be given: env.id=<value>",
 }
 
 

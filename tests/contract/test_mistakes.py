@@ -18,6 +18,7 @@ from rlplug.context import RunContext
 from rlplug.contract.members import BASES, DERIVED, Made, check_class, check_env, declared, make, record_misfit, written
 from rlplug.envs.rows import actions_misfit
 from rlplug.plugins.buffer.replay import Replay
+from rlplug.plugins.curriculum.stages import Linear
 from rlplug.plugins.loop.alternate import Alternate
 from rlplug.registry import KINDS
 from rlplug.run import launch
@@ -182,6 +183,7 @@ SOUND_CLASSES = {
     "hardware": mistakes.Computer,
     "env": mistakes.Walk,
     "logger": mistakes.Logger,
+    "curriculum": Linear,
 }
 
 

@@ -7,9 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.contract.tenants import meta
+from rlplug.plugins.algo import dqn
 
-STRICT = Path(str(meta.__file__))
+RIGHT = Path(str(dqn.__file__)).read_text()
 
 
 WRONG = {
@@ -34,7 +34,8 @@ WRONG = {
 
 
 def test_right_code_is_accepted_and_wrong_code_reported(tmp_path):
-    assert STRICT.read_text().startswith("# pyright: strict\n")
+    right = tmp_path / "right.py"
+    right.write_text(f"# pyright: strict\n{RIGHT}")
     for mistake, (body, _) in WRONG.items():
         (tmp_path / f"{mistake}.py").write_text(
             "# pyright: strict\nfrom collections.abc import Sequence\nfrom torch import Tensor\n"
@@ -48,7 +49,6 @@ def test_right_code_is_accepted_and_wrong_code_reported(tmp_path):
         "--pythonpath",
         sys.executable,
         "--outputjson",
-        str(STRICT),
         str(tmp_path),
     ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -56,4 +56,4 @@ def test_right_code_is_accepted_and_wrong_code_reported(tmp_path):
     assert report["summary"]["filesAnalyzed"] == 1 + len(WRONG)
     found = {(Path(error["file"]).stem, error.get("rule")) for error in report["generalDiagnostics"]}
     assert {(mistake, rule) for mistake, (_, rule) in WRONG.items()} <= found
-    assert [error["message"] for error in report["generalDiagnostics"] if error["file"] == str(STRICT)] == []
+    assert [error["message"] for error in report["generalDiagnostics"] if error["file"] == str(right)] == []

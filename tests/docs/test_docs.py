@@ -21,8 +21,8 @@ from rlplug import registry, testing
 from rlplug.agent import ESTIMABLE, EVALUABLE
 from rlplug.cli import main
 from rlplug.cli.arguments import parsed
-from rlplug.cli.pbt import prepared
 from rlplug.cli.sweep import check_sweep
+from rlplug.cli.sweeper import module
 from rlplug.config import parse
 from rlplug.config.changes import change, resumed
 from rlplug.config.schema import RESUMABLE
@@ -286,8 +286,8 @@ def test_commands_are_right(
                 raw = rlplug.compose(["algo=dqn"]).raw
             parse(resumed(raw, words) if verb == "resume" else change(raw, words, MAY[verb], ""))
         elif "-m" in arguments:
-            own = any(argument.startswith("sweeper=") for argument in arguments)
-            (prepared if own else check_sweep)(arguments[1:])
+            own = module(arguments)
+            (own.prepared if own else check_sweep)(arguments[1:])
         elif arguments[:1] == ["check"] and "--json" in arguments:
             assert main(arguments) == 0
         elif any(argument.startswith("--") for argument in arguments):  # Hydra prints, and sets up logging

@@ -33,6 +33,9 @@ VERSION = {
 }
 
 
+SLIM = "logger.only=[progress]"  # the default loggers without TensorBoard, which is an extra
+
+
 def succeed(*command: str | Path, **options) -> str:
     """Run a command.
 
@@ -180,7 +183,7 @@ def test_the_plugins_wheel_holds_its_configuration_and_no_tests(name: str, wheel
 
 def test_ppo_trains_in_an_empty_folder(empty: Empty):
     folder = empty.trained(
-        "algo=ppo", "env=cartpole", "tuned=none", "total_steps=4096", "log.every=1024", "eval.every=0"
+        "algo=ppo", "env=cartpole", "tuned=none", "total_steps=4096", "log.every=1024", "eval.every=0", SLIM
     )
     assert folder.parent.name == "ppo-cartpole"
     assert {path.name for path in folder.iterdir()} == {
@@ -190,7 +193,6 @@ def test_ppo_trains_in_an_empty_folder(empty: Empty):
         "metrics.csv",
         "run.lock",
         "summary.json",
-        "tensorboard",
     }
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["status"] == "finished"
@@ -203,6 +205,26 @@ def test_ppo_trains_in_an_empty_folder(empty: Empty):
     assert any(row["episode/return"] and row["train/policy"] for row in rows)
     plugins = json.loads((folder / "manifest.json").read_text())["plugins"]
     assert plugins["algo"] == {"kind": "algo", "name": "ppo", "distribution": "rlplug", "version": VERSION["rlplug"]}
+
+
+def test_what_is_not_installed_is_named_with_its_extra_before_work_starts(empty: Empty):
+    lines = {
+        "algo=ppo": "logger.tensorboard.name: needs the package tensorboard, which is not installed",
+        f"algo=ppo {SLIM} logger=[wandb]": "logger.wandb.name: needs the package wandb, which is not installed",
+        f"algo=ppo {SLIM} num_envs=2 hardware=2cpu hardware.devices=1 hardware.actors.count=2": (
+            "hardware.actors.count: Ray, which starts the processes, is not installed"
+        ),
+        "-m sweeper=optuna algo.gamma=0.9,0.99": "sweeper: 'optuna' is not installed (No module named 'optuna')",
+    }
+    extras = ("tensorboard", "wandb", "ray", "optuna")
+    code = "import sys; from rlplug.cli import main; print([main(line.split()) for line in sys.argv[1:]])"
+    done = subprocess.run([empty.python, "-c", code, *lines], cwd=empty.home / "work", capture_output=True, text=True)
+    assert done.stdout == f"{[2] * len(lines)}\n"
+    said = [
+        f"rlplug: {line}: pip install 'rlplug[{extra}]'" for line, extra in zip(lines.values(), extras, strict=True)
+    ]
+    assert done.stderr.splitlines() == said
+    assert not list((empty.home / "work").glob("runs/multirun/*"))
 
 
 def test_what_was_installed_fits_together(empty: Empty):

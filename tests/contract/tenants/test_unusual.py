@@ -9,13 +9,12 @@ import torch
 
 from rlplug.testing import conformance
 from rlplug.testing.checks.causes import counted
-from tests.contract.tenants import meta, unusual
+from tests.contract.tenants import unusual
 from tests.installing import install, site  # noqa: F401  fixtures
 
 CONF = Path(__file__).parents[3] / "conf"
 PACKAGES = {
     "rlplug-unusual": unusual.files(lambda group, option: (CONF / group / f"{option}.yaml").read_text()),
-    "rlplug-maml": meta.FILES,
 }
 REFUSED = {  # each of these checks had an objection
     "rlplug-unusual": (
@@ -25,7 +24,6 @@ REFUSED = {  # each of these checks had an objection
         *("algo-distilled-learns-cartpole", "algo-distilled-parts-cartpole"),  # a frozen child, a frozen layer
         *("algo-careful-composes", "exploration-shaking-served"),  # a second YAML file
     ),
-    "rlplug-maml": ("algo-maml-ranks-goals", "loop-meta-run"),
 }
 
 
