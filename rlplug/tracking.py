@@ -1,15 +1,28 @@
-"""What trackers of experiments share: rows that they lack, and the identity, video and best weights of a run."""
+"""What loggers share: their registration, rows that a tracker lacks, and commit, video and best weights of a run."""
 
 from __future__ import annotations
 
 import csv
+import errno
 import json
-from collections.abc import Iterator, Mapping
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from functools import wraps
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from rlplug.api import Run
+from rlplug.types import ConfigError, RunError
+
+GIT_S = 20  # timeout of git in seconds
+# errors of the disk or of existing files
+DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.EISDIR, errno.ENOTDIR)
 
 
 class Rows:
@@ -47,6 +60,35 @@ def manifest(run: Run) -> dict[str, Any]:
     return json.loads((run.run_dir / "manifest.json").read_bytes())
 
 
+def checkout() -> dict[str, Any] | None:
+    """Return the commit of the working directory's checkout and whether it has changes; None outside of one.
+
+    The configuration of an untrusted repository can execute programs, as monitor, filters or hooks. Therefore git
+    looks for changes through a folder without configuration that links to the same objects and index.
+    """
+
+    def ask(*words: str, **variables: str) -> str:
+        given = {"env": {**os.environ, **variables}, "capture_output": True, "text": True, "timeout": GIT_S}
+        return subprocess.run(["git", "-c", "core.fsmonitor=", *words], check=True, **given).stdout  # type: ignore[call-overload]
+
+    paths = [word for name in ("objects", "index", "info/exclude") for word in ("--git-path", name)]
+    try:
+        commit, *found = ask("rev-parse", "HEAD", *paths).splitlines()
+        objects, index, exclude = map(os.path.abspath, found)
+        top = next(str(folder) for folder in (Path.cwd(), *Path.cwd().parents) if (folder / ".git").exists())
+        with tempfile.TemporaryDirectory() as own:
+            for name in ("refs", "info"):
+                Path(own, name).mkdir()
+            Path(own, "HEAD").write_text(commit, encoding="ascii")
+            Path(own, "info", "exclude").symlink_to(exclude)
+            places = {"GIT_DIR": own, "GIT_WORK_TREE": top, "GIT_OBJECT_DIRECTORY": objects, "GIT_INDEX_FILE": index}
+            words = ("status", "--porcelain", "--ignore-submodules=dirty")
+            changed = ask(*words, GIT_OPTIONAL_LOCKS="0", **places)
+    except (OSError, ValueError, subprocess.SubprocessError, StopIteration):
+        return None
+    return {"commit": commit, "changed": bool(changed.strip())}
+
+
 def commit(run: Run) -> str | None:
     """Return the Git commit of the folder in which the run was started; None outside of a repository."""
     git = manifest(run)["git"]
@@ -63,3 +105,50 @@ def best(run: Run) -> list[Path]:
     """Return the files of the best checkpoint that ``rlplug.load`` needs; empty without a best checkpoint."""
     folder = run.run_dir / "checkpoints" / "best"
     return [folder.resolve() / name for name in ("manifest.json", "weights.pt")] if folder.exists() else []
+
+
+class AtOnce(KeyboardInterrupt):
+    """A second Ctrl-C, which ends the run before the end of the round."""
+
+
+def register(trainer: Any) -> None:
+    """Build the configured loggers and register them for events."""
+    hooks = trainer.hooks
+    for key, chosen in trainer.config.logger.items():
+        logger = chosen.build(trainer.ctx)
+        hooks.register(logger)
+        for event in hooks.get_hookcallers(logger) or ():
+            for impl in event.get_hookimpls():
+                if impl.plugin is logger and not (impl.wrapper or impl.hookwrapper):
+                    guarded = _guarded(impl.function, event.name, key, logger, trainer)
+                    impl.function = guarded  # type: ignore[misc]
+
+
+def _guarded(function: Callable[..., Any], event: str, key: str, logger: Any, trainer: Any) -> Callable[..., Any]:
+    """Wrap ``function`` to drop its logger with one line when it fails.
+
+    ``KeyboardInterrupt`` or ``RunError`` from a logger ends the run after the round, with a checkpoint, as Ctrl-C does.
+    A second Ctrl-C or a full disk ends it immediately.
+    """
+
+    @wraps(function)
+    def call(*args: Any) -> Any:
+        try:
+            return function(*args)
+        except (KeyboardInterrupt, RunError) as error:
+            if isinstance(error, AtOnce) or event == "rlplug_ended":
+                raise
+            first = error if isinstance(error, RunError) else None
+            trainer.agreement.request_stop(trainer.agreement.asked or signal.SIGINT, first)
+        except ConfigError:
+            raise
+        except Exception as error:
+            if isinstance(error, OSError) and error.errno in DISK:
+                raise
+            at = traceback.extract_tb(error.__traceback__)[-1]
+            what = f"{type(error).__name__}: {error}".partition("\n")[0]
+            said = f"failed in {event} at step {trainer.steps:,}, and is disabled: {what}"
+            print(f"rlplug: logger.{key} {said} ({at.filename}:{at.lineno})", file=sys.stderr, flush=True)
+            trainer.hooks.unregister(logger)
+
+    return call

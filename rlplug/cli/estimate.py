@@ -49,7 +49,7 @@ def main(arguments: Sequence[str]) -> int:
     require_run(path)
     warn_broken()
 
-    from rlplug.agent import estimate  # here, because torch takes seconds to import
+    from rlplug.results.evaluate import estimate  # here, because torch takes seconds to import
 
     result = estimate(path, overrides, cli.tell)
     cli.say(json.dumps(result) if "--json" in arguments else table(result))

@@ -51,7 +51,7 @@ def main(arguments: Sequence[str]) -> int:
     require_run(path)
     warn_broken()
 
-    from rlplug.agent import evaluate  # here, because torch takes seconds to import
+    from rlplug.results.evaluate import evaluate  # here, because torch takes seconds to import
 
     shown = {"video": str(video(path, overrides))} if "--record" in arguments else {}
     result = evaluate(path, overrides, tell, *modes) | shown

@@ -31,8 +31,8 @@ from rlplug.nn import remarks
 from rlplug.registry.installed import check_installed, check_same, installed
 from rlplug.run import checks, run_dir
 from rlplug.run.build import build, start
-from rlplug.run.callbacks import callbacks_of, restore
-from rlplug.run.loggers import DISK, AtOnce
+from rlplug.run.callbacks import restore
+from rlplug.tracking import DISK, AtOnce
 from rlplug.trainer.trainer import Trainer
 from rlplug.types import STEP, CheckpointError, ConfigError, RunError
 
@@ -126,7 +126,7 @@ def _train(
             lock.enter_context(run_dir.locked(folder, "hydra.run.dir"))
             run_dir.create(folder, config, plan, trainer.reports.identity, command)
             seen = (line for group in trainer.ctx.spec.groups.values() for line in remarks(group.obs))
-            for note in (*notes, *seen, *callbacks_of(trainer).stopping.notes()):
+            for note in (*notes, *seen, *trainer.reports.stopping.notes()):
                 tell(note)
         return _drive(trainer)
 
@@ -205,7 +205,7 @@ def _check_own(
 
 def _drive(trainer: Trainer) -> float:
     """Run the loop to its end, evaluate, and write a last checkpoint; return and raise as ``train``."""
-    callbacks, folder, status, startup, reached = callbacks_of(trainer), trainer.run_dir, "failed", 0.0, ""
+    callbacks, folder, status, startup, reached = trainer.reports, trainer.run_dir, "failed", 0.0, ""
     manager = callbacks.open(trainer)
     try:
         with _machine_errors(folder), _stop_on_signal(trainer), denormals_flushed(), _end_without_machine(trainer):
@@ -258,7 +258,7 @@ def _end(trainer: Trainer, status: str, startup: float, reached: str) -> None:
         startup: seconds before the loop began.
         reached: limit of ``stop`` that ended the loop.
     """
-    callbacks, progress, folder = callbacks_of(trainer), trainer.progress, trainer.run_dir
+    callbacks, progress, folder = trainer.reports, trainer.progress, trainer.run_dir
     evaluation, wall = callbacks.evaluation, trainer.clock.wall()
     loop_s = wall - trainer.clock.startup_s
     summary = {"status": status} | ({"stopped": reached} if reached else {})

@@ -18,7 +18,6 @@ import yaml
 
 import rlplug
 from rlplug import registry, testing
-from rlplug.agent import ESTIMABLE, EVALUABLE
 from rlplug.cli import main
 from rlplug.cli.arguments import parsed
 from rlplug.cli.pbt import prepared
@@ -27,6 +26,7 @@ from rlplug.config import parse
 from rlplug.config.changes import change, resumed
 from rlplug.config.schema import RESUMABLE
 from rlplug.registry import Events, Manifest
+from rlplug.results.evaluate import ESTIMABLE, EVALUABLE
 from tests.installing import Install, install_project
 
 ROOT = Path(__file__).parent.parent.parent

@@ -11,8 +11,8 @@ import torch
 from gymnasium.spaces import Discrete
 
 from rlplug import tree
-from rlplug.agent import evaluate
 from rlplug.cli import main
+from rlplug.results.evaluate import evaluate
 from rlplug.types import EnvSpec, Group
 from tests.contract import worlds
 from tests.contract.tenants import meta
