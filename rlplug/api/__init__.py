@@ -2,11 +2,11 @@
 
 Every component is built by ``Class(cfg, ctx)``: ``cfg`` is its validated ``Config``, ``ctx`` a ``Context``.
 """
-# pyright: reportUnusedImport=false
 
-from rlplug.api.data import Buffer, Collector, Goals, RowLog, Simulator, Source, VecEnv
-from rlplug.api.learning import Algorithm, Context, Exploration, Learner, Model, Reduction, Trainable
-from rlplug.api.records import Clip, Data, Job, Losses, Needs, Optim, Play, Rollout, Segment, SegmentSpec, Window
-from rlplug.api.running import Loop, Preemption, Run, Tempo
-from rlplug.plan import Hardware, Plan
-from rlplug.types import EnvTraits
+from rlplug.api.data import *
+from rlplug.api.learning import *
+from rlplug.api.records import *
+from rlplug.api.running import *
+from rlplug.plan import Hardware as Hardware
+from rlplug.plan import Plan as Plan
+from rlplug.types import EnvTraits as EnvTraits

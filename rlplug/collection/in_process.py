@@ -11,6 +11,7 @@ from typing import Any
 
 from rlplug import tree
 from rlplug.api import Collector, Job, Preemption, Rollout, Segment, SegmentSpec
+from rlplug.collection.acting import acting_state
 from rlplug.collection.play import Player
 from rlplug.collection.segment import only
 from rlplug.types import Batch, ConfigError, NamedWeights, Progress, RunError, Tree, Weights
@@ -47,13 +48,13 @@ class InProcessCollector(Collector):
 
     def submit(self, rollout: Rollout, shards: Sequence[int] | None = None) -> None:
         if self.keeps_weights and rollout.version != self._weights[0]:
-            state = self.player.algorithm.state_dict()
-            self._weights = rollout.version, {name: state[name].clone() for name in self.player.algorithm.actor_keys()}
+            weights, _ = acting_state(self.player.algorithm)
+            self._weights = rollout.version, {name: x.clone() for name, x in weights.items()}
         for segment in self._played[-1:]:  # its memory is about to be overwritten
             segment.batch = tree.map(lambda x: x.clone(), segment.batch)
         rows, steps, weights = rollout.num_steps, self.progress.env_steps, self._weights[1]
         with self.preemption.rollout(rows) if self.preemption else nullcontext() as stop:
-            batch = self.player.collect(rows, rollout.mode, stop, weights=weights, env_steps=steps)
+            batch = self.player.collect(rows, rollout.mode, stop, weights, steps, rollout.tasks)
         self._played.append(self._segment(batch, rollout.version, rollout.version_steps))
 
     def _segment(self, batch: Batch, version: int, version_steps: int) -> Segment:
@@ -70,6 +71,9 @@ class InProcessCollector(Collector):
     def metrics(self) -> dict[str, float]:
         """Return the fraction of submitted rows not played since the last call, if ranks are preempted."""
         return self.preemption.drain() if self.preemption else {}
+
+    def episode_metrics(self) -> list[dict[str, float]]:
+        return self.player.episode_metrics()
 
     def state(self) -> Tree:
         played = [(segment.batch, segment.version, segment.version_steps) for segment in self._played]
@@ -88,8 +92,7 @@ class InProcessCollector(Collector):
             self._played.append(self._segment(batch, index(version), index(steps)))
         version, weights = state["weights"]
         if weights is not None:
-            algorithm = self.player.algorithm
-            own = only(algorithm.state_dict(), algorithm.actor_keys())
+            own, _ = acting_state(self.player.algorithm)
             tree.check_like(own, weights, "collector.weights", exact=True)
             weights = {name: x.to(own[name].device) for name, x in weights.items()}
         self._weights = index(version), weights

@@ -46,8 +46,8 @@ class Chosen:
         return self.needs(needs, member="recurrent")
 
     def reads(self, spec: Any) -> tuple[str, ...]:
-        """Return the keys of rows that a buffer or an exploration module reads."""
-        return self.needs(spec, member="reads")
+        """Return the keys of rows that a buffer, an exploration module or a curriculum reads."""
+        return ("task",) if self.kind == "curriculum" else self.needs(spec, member="reads")
 
     def plan(self) -> Any:
         """Return the ``Plan`` of hardware."""
@@ -171,6 +171,7 @@ class Core:
     seed: NonNegativeInt = option("Seed of all random numbers.")
     total_steps: PositiveInt = option("Environment steps of the whole run, or updates if the loop counts these.")
     stop: dict[str, float | str] | None = option("End early when a metric reaches a limit: {eval/return_mean: 475}.")
+    start_from: dict[str, str] | None = option("Policies that begin with weights of other runs: {policy: run}.")
     num_envs: Annotated[PositiveInt, Field(le=1_000_000)] = option("Environments of the whole run.")
     rollout_fragment_length: PositiveInt = option("Steps per environment in one round of collection.")
     train_batch_size: PositiveInt = option("Samples per update from a replay buffer; a rollout is used whole.")
@@ -185,6 +186,9 @@ class Core:
     record: Record = option("Recording of the episodes that the run collects.")
     estimate: Estimate = option("Off-policy evaluation (OPE) from recorded episodes.")
     log: Log = option("Logging of metrics.")
+    callbacks: list[str | dict[str, Any]] = option(
+        "Callbacks: module:Class or {entry_point: module:Class, kwargs: {...}}."
+    )
     on_nan: Literal["stop", "skip"] = option("At a NaN or infinite loss or gradient: stop, or skip that gradient step.")
     compile: Annotated[Compile, BeforeValidator(_compile, json_schema_input_type=Compile | bool)] = option(
         "Compile gradient steps and acting: off, auto (on CPU, on long runs) or max; true: max."
@@ -201,6 +205,7 @@ class RunConfig(Core):
     buffer: Chosen = option("Storage of collected data.")
     loop: Chosen = option("When to collect and when to update.")
     hardware: Chosen = option("Devices and processes.")
+    curriculum: Chosen | None = option("Tasks of training episodes; null: the environment's own.")
     models: dict[str, Chosen] = option("Networks by slot, 'model' or '<part>_model'; empty slots use 'model'.")
     exploration: dict[str, Chosen] = option("Exploration modules by name.")
     logger: dict[str, Chosen] = option("Loggers by name.")
@@ -208,7 +213,7 @@ class RunConfig(Core):
 
 
 CORE = list(Core.__pydantic_fields__)  # type: ignore[attr-defined]
-RESUMABLE = ("total_steps", "stop", "eval", "estimate", "log", "checkpoint", "logger", "hardware")
+RESUMABLE = ("total_steps", "stop", "eval", "estimate", "log", "checkpoint", "logger", "hardware", "callbacks")
 RESUMABLE += ("compile", "deterministic", "on_nan")
 """settings that may change when a run is resumed"""
 WHY = "it changes what is learned; a resumed run keeps its settings"
@@ -225,9 +230,11 @@ def parse(raw: dict[str, Any]) -> RunConfig:
     core = {key: raw[key] for key in CORE if key in raw}
     _collect(errors, typed, Core, core)
     slots = ["model", *(key for key in raw if key.endswith("_model"))]
-    known = [*CORE, *SINGLE, *SEVERAL, *slots]
-    errors += [unknown_key(key, known) for key in raw if key not in known]
+    known = [*CORE, *SINGLE, *SEVERAL, "curriculum", *slots]
+    errors += [unknown_key(str(key), known) for key in raw if key not in known]
     components: dict[str, Any] = {kind: chosen(kind, kind, raw.get(kind)) for kind in SINGLE}
+    asked = raw.get("curriculum")
+    components["curriculum"] = None if asked is None else chosen("curriculum", "curriculum", asked)
     for kind in SEVERAL:
         nodes = raw.get(kind) or {}
         if isinstance(nodes, dict):
@@ -268,6 +275,8 @@ def typed(config: type[T], node: dict[str, Any], key: str = "") -> T:
     Raises:
         ConfigError: with one line for each mistake.
     """
+    if odd := [name for name in node if not isinstance(name, str)]:  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ConfigError(key, f"{show(odd[0])} is not the name of a setting; names are text")
     errors: list[ConfigError] = []
     inside = {
         path: _collect(errors, choose, kind, dotted(key, *path), _at(node, path))

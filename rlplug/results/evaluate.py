@@ -8,11 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
 
-from rlplug.agent import core_of, restored
+from rlplug.agent import adopt, core_of, restored
 from rlplug.api import Plan, VecEnv
 from rlplug.checkpointing.format import Checkpoint, find
 from rlplug.config import Core, choose, migrate
@@ -41,7 +42,11 @@ ESTIMABLE = ("estimate", "estimate_model", "data", "seed", "hardware", "determin
 
 
 def evaluate(
-    path: str | Path, overrides: Sequence[str] = (), tell: Callable[[str], None] = warnings.warn, mode: Mode = "greedy"
+    path: str | Path,
+    overrides: Sequence[str] = (),
+    tell: Callable[[str], None] = warnings.warn,
+    mode: Mode = "greedy",
+    against: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, Any]:
     """Play episodes in a run's environment, without writing files unless ``record.path`` is given.
 
@@ -53,6 +58,7 @@ def evaluate(
         overrides: as on the command line: ``eval.episodes=100``, ``seed=7``, ``hardware=cpu``, ``+env.kwargs.g=9.8``.
         tell: called with each line for the user.
         mode: ``greedy``; ``explore``, which samples from the policy without exploration modules; or ``random``.
+        against: runs whose policies play, by policy; see ``agent.adopt``.
 
     Returns:
         ``checkpoint``, ``env_steps``, ``updates``, ``episodes``, ``seed`` and the metrics ``eval/...``.
@@ -62,6 +68,7 @@ def evaluate(
     """
     checkpoint, raw, core, algorithm, ctx, normalize, make = stage(path, overrides, tell)
     manifest, keys, files = checkpoint.manifest, None, None
+    adopt(algorithm, core, against, "against")
     if core.record.path is not None:
         name = f"{manifest['run'][:12]}-eval-{checkpoint.steps}-{core.seed}-{mode}-{core.eval.episodes}-{digest(raw)}"
         files = episode_files(core, raw, ctx.spec, name, checkpoint=str(checkpoint.path), mode=mode)

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from uuid import uuid4
 
+from rlplug.agent import adopt
 from rlplug.api import Buffer, Collector, Plan
 from rlplug.collection.in_process import InProcessCollector
 from rlplug.config import RunConfig
@@ -56,6 +57,8 @@ def build(
     said = "its networks are too large, there is no memory for {}; make it smaller"
     with checks.memory(lambda what: ConfigError("model", said.format(what))):
         policy = BehaviorPolicy(config, resolved.context(fabric.device, env_ids, rank, ranks))
+    if not identity:
+        adopt(policy.algorithm, config, config.start_from or {}, "start_from")
     buffer: Buffer = config.buffer.build(policy.ctx)
     trusted = policy.ctx.traceable([policy.algorithm, *policy.exploration.values()])  # compile=auto compiles only these
     learner = RankLearner(
@@ -65,6 +68,7 @@ def build(
         buffer=buffer,
         exploration=policy.exploration,
         normalizer=policy.normalizer,
+        watching=[] if policy.curriculum is None else [policy.curriculum],
         placement=placement,
         microbatches=plan.microbatches,
         compile=config.compile if trusted or config.compile == "max" else "off",
@@ -131,5 +135,4 @@ def start(trainer: Trainer) -> None:
         if first and plan.actors.evaluation:
             trainer.reports.evaluation.start(trainer.resolved)
     trainer.collector.start()
-    if first:
-        register(trainer)
+    register(trainer)

@@ -20,6 +20,7 @@ from rlplug.context import ResolvedRun
 from rlplug.evaluation.evaluator import Evaluator, evaluates_itself, shares_of, side_by_side
 from rlplug.evaluation.video import ALONE, pictures, record
 from rlplug.functional.schedule import due
+from rlplug.hooks import episode_means
 from rlplug.registry.discovery import unknown
 from rlplug.trainer.policy import BehaviorPolicy
 from rlplug.trainer.trainer import Trainer
@@ -29,8 +30,9 @@ if TYPE_CHECKING:
     from rlplug.actors.collector import AsyncEval
 
 
+LEAST = "episode/return_least_exploring"
 WRONG = "is no limit: should be a number to reach, or '<0.1' to fall below, of env_steps, updates, eval/, train/ ..."
-METRIC = re.compile(r"env_steps|updates|(eval|episode|train|time|buffer)/.+")
+METRIC = re.compile(r"env_steps|updates|(eval|episode|train|time|buffer|curriculum)/.+")
 
 
 def least_exploring(modules: Iterable[Exploration]) -> set[int]:
@@ -61,20 +63,24 @@ class MetricsLog:
         rows = rows.view(-1, 3 + len(trainer.episodes.groups))
         finished = trainer.learner.placement.gather(rows).tolist()
         progress.episodes += len(finished)
-        row: dict[str, float] = {}
+        metrics = [*trainer.collector.episode_metrics(), *trainer.reports.user.drain()]
+        row = episode_means(trainer.learner.placement.exchange(metrics))
         if finished:
             returns, lengths, envs, *by_group = zip(*finished, strict=True)
             row |= {"episode/return": float(np.mean(returns)), "episode/length": float(np.mean(lengths))}
             names = [f"episode/return/{name}" for name in trainer.episodes.groups]
             row |= {name: float(np.mean(returns)) for name, returns in zip(names, by_group, strict=True)}
+            self.stopping.require(row | {LEAST: 0.0}, "episode/")
             least = least_exploring(trainer.policy.exploration.values())
             if kept := [total for total, env in zip(returns, envs, strict=True) if env in least]:
-                row["episode/return_least_exploring"] = float(np.mean(kept))
+                row[LEAST] = float(np.mean(kept))
         means = trainer.means.drain() | trainer.learner.steps.drain()
         row |= {f"train/{name}": value for name, value in means.items()}
         own: Mapping[str, float] = trainer.buffer.metrics()
         ranks = trainer.learner.placement.exchange(own)
         row |= {f"buffer/{name}": sum(metrics[name] for metrics in ranks) for name in own}
+        if (curriculum := trainer.policy.curriculum) is not None:
+            row |= {f"curriculum/{name}": value for name, value in curriculum.metrics().items()}
         spent: Mapping[str, float] = trainer.collector.metrics()
         waiting = trainer.learner.placement.ranks.exchange(spent)
         row |= {f"time/{name}": float(np.mean([rank[name] for rank in waiting if rank])) for name in spent}
@@ -90,6 +96,8 @@ class MetricsLog:
     def log_row(self, trainer: Trainer, row: Mapping[str, float]) -> None:
         self.rows += 1
         self.stopping.read(row)
+        if (curriculum := trainer.policy.curriculum) is not None and curriculum.metric in row:
+            curriculum.read(row[curriculum.metric])
         trainer.hooks.hook.rlplug_logged(run=trainer, metrics=row, step=trainer.steps)
 
     def state(self) -> Tree:
@@ -105,13 +113,19 @@ class Stopping:
     Args:
         limits: by metric: a number to reach, or ``"<0.1"`` to fall below.
 
+        watched: metrics that must exist too, and the keys that name them.
+
     Raises:
         ConfigError: there is no such metric, or no such limit.
     """
 
-    def __init__(self, limits: Mapping[str, float | str]) -> None:
+    def __init__(self, limits: Mapping[str, float | str], watched: Mapping[str, str] | None = None) -> None:
         self.limits, self.reason = dict[str, tuple[str, float]](), ""  # which limit was reached
         self.seen = set[str]()  # metrics with a value so far
+        self.keys = {metric: f"stop.{metric}" for metric in limits} | dict(watched or {})
+        for metric, key in (watched or {}).items():
+            if not METRIC.fullmatch(metric):
+                raise ConfigError(key, "is no metric: should be env_steps, updates, or begin with eval/, train/ ...")
         for metric, limit in limits.items():
             found = re.fullmatch(r"([<>]?) *([-+.\de]+)", str(limit), re.I)
             if not found or not METRIC.fullmatch(metric):
@@ -124,9 +138,9 @@ class Stopping:
         return [f"stops early at {' or '.join(limits)}"] * bool(self.limits)
 
     def require(self, row: Iterable[str], prefix: str) -> None:
-        """Raise ``RunError`` if there is a limit for a metric of a prefix that is not in ``row``."""
-        if missing := next((name for name in self.limits if name.startswith(prefix) and name not in row), None):
-            raise RunError(f"stop.{missing}: there is no such metric; {unknown(missing, row)}")
+        """Raise ``RunError`` if a limit or a curriculum reads a metric of a prefix that is not in ``row``."""
+        if missing := next((name for name in self.keys if name.startswith(prefix) and name not in row), None):
+            raise RunError(f"{self.keys[missing]}: there is no such metric; {unknown(missing, row)}")
 
     def read(self, row: Mapping[str, float]) -> None:
         """Compare a row of metrics with the limits."""

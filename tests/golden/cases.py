@@ -8,7 +8,7 @@ from rlplug import testing
 
 UPDATES = 20
 VECTORS = ("linear_bandit", "bitflip", "knapsack", "tictactoe", "two_carts", "spread_torch", "chase")
-VECTORS += ("interest_evolution",)
+VECTORS += ("interest_evolution", "point_goals")
 """environments that are vectors by themselves"""
 RECORDED = Path(testing.__file__).parent / "cartpole.npz"
 
@@ -373,6 +373,13 @@ CASES = {
     "lingreedy_linear_bandit": BANDIT
     | words("algo=lingreedy exploration=[epsilon_greedy] exploration.epsilon_greedy.epsilon=0.2")
     | words("exploration.epsilon_greedy.ape_x_alpha=null"),
+    "maml_point_goals": words(
+        "algo=maml env=point_goals env.max_episode_steps=10 env.size=0.5 loop=meta loop.episodes=4"
+    )
+    | words("num_envs=1 rollout_fragment_length=1 replay_ratio=null algo.meta_batch_size=3 algo.inner_lr=0.2")
+    | words("algo.inner_adaptation_steps=2 algo.first_order=false algo.gamma=0.98 algo.lambda_=0.95 algo.lr=0.003")
+    | words("algo.maml_optimizer_steps=2 algo.clip_param=0.3 algo.entropy_coeff=0.01 algo.kl_coeff=0.1")
+    | words("algo.kl_target=0.01 algo.grad_clip=1.0 algo.grad_clip_by=global_norm algo.initial_log_std=-0.5"),
     "es_cartpole": SEARCH
     | words("algo=es algo.episodes_per_batch=8 algo.noise_stdev=0.1 algo.stepsize=0.05 algo.optimizer=adam")
     | words("algo.momentum=0.9 algo.l2_coeff=0.005 algo.return_proc_mode=centered_rank algo.eval_prob=0.1"),

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from hatchling.builders.wheel import WheelBuilder
 
 ROOT = Path(__file__).parent.parent.parent
 BUILT_IN = ", ".join(sorted(path.stem for path in (ROOT / "conf" / "algo").glob("*.yaml")))
@@ -49,10 +50,10 @@ class Empty:
     def python(self) -> Path:
         return self.home / "venv" / "bin" / "python"
 
-    def install(self, wheel: Path) -> None:
+    def install(self, *wheels: Path) -> None:
         environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
         pip = (self.python, "-m", "pip", "install", "--quiet", "--no-compile", "-c", ROOT / "constraints.txt")
-        succeed(*pip, wheel, env=environment, cwd=self.home)
+        succeed(*pip, *wheels, env=environment, cwd=self.home)
 
     def rlplug(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """``python -m rlplug`` in ``work/``; of the surrounding environment it sees the search path for programs."""
@@ -76,7 +77,7 @@ class Empty:
 def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     out = tmp_path_factory.mktemp("dist")
     for source in SOURCES.values():
-        succeed(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", out, source)
+        list(WheelBuilder(str(source)).build(directory=str(out), versions=["standard"]))
     return {name: next(out.glob(f"{name}-*.whl")) for name in SOURCES}
 
 
@@ -93,9 +94,9 @@ def empty(wheels: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> 
 
 @pytest.fixture(scope="module")
 def refused(empty: Empty, wheels: dict[str, Path]) -> subprocess.CompletedProcess[str]:
-    """``algo=reinforce`` before its wheel was installed; afterwards it is."""
+    """``algo=reinforce`` before its wheel, and that of an environment, were installed; afterwards they are."""
     done = empty.rlplug("algo=reinforce")
-    empty.install(wheels["rlplug_reinforce"])
+    empty.install(wheels["rlplug_reinforce"], wheels["rlplug_deepsea"])
     return done
 
 
@@ -172,20 +173,18 @@ def test_an_installed_plugin_is_listed(refused: subprocess.CompletedProcess[str]
     assert ["algo", "reinforce", "rlplug-reinforce", VERSION["rlplug_reinforce"]] in rows
 
 
-def test_an_installed_plugin_trains(refused: subprocess.CompletedProcess[str], empty: Empty):
-    folder = empty.trained("algo=reinforce", "tuned=none", "total_steps=2048", "logger.only=[]")
-    assert folder.parent.name == "reinforce-cartpole"
+def test_installed_plugins_train_together(refused: subprocess.CompletedProcess[str], empty: Empty):
+    words = (
+        "algo=reinforce",
+        "env=deepsea",
+        "exploration=[counts]",
+        "tuned=none",
+        "total_steps=2048",
+        "logger.only=[]",
+    )
+    folder = empty.trained(*words)
+    assert folder.parent.name == "reinforce-deepsea"
     assert json.loads((folder / "summary.json").read_text())["updates"] == 4
     plugins = json.loads((folder / "manifest.json").read_text())["plugins"]
     assert plugins["algo"]["distribution"] == "rlplug-reinforce"
-
-
-def test_an_installed_environment_and_exploration_train(empty: Empty, wheels: dict[str, Path]):
-    refused = empty.rlplug("algo=ppo", "env=deepsea")
-    assert refused.returncode == 2
-    assert refused.stderr.startswith("rlplug: env: unknown option 'deepsea'; there are: ")
-    empty.install(wheels["rlplug_deepsea"])
-    folder = empty.trained("algo=ppo", "env=deepsea", "exploration=[counts]", "total_steps=2048", "logger.only=[]")
-    assert folder.parent.name == "ppo-deepsea"
-    plugins = json.loads((folder / "manifest.json").read_text())["plugins"]
     assert {plugins[key]["distribution"] for key in ("env", "exploration.counts")} == {"rlplug-deepsea"}

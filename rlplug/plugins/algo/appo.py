@@ -21,7 +21,7 @@ from rlplug.functional.returns import gae
 from rlplug.functional.sequences import carry_before, chunks
 from rlplug.functional.targets import polyak_
 from rlplug.functional.vtrace import vtrace
-from rlplug.nn import ActorCritic, adam_or_rmsprop
+from rlplug.nn import ActorCritic, Distribution, adam_or_rmsprop
 from rlplug.settings import (
     NonNegativeFloat,
     PositiveFloat,
@@ -100,8 +100,8 @@ class APPO(Algorithm):
     def act(self, step: Batch, carry: Batch, mode: Mode) -> tuple[Batch, Batch]:
         return self.net.act(step, carry, mode, self.ctx)
 
-    def logp(self, batch: Batch) -> Tensor:
-        return self.net.dist(batch, carry_before(batch))[0].logp(batch["action"])
+    def distribution(self, batch: Batch) -> Distribution:
+        return self.net.dist(batch, carry_before(batch))[0]
 
     def values(self, batch: Batch) -> Tensor:
         return self.net.values(batch, carry_before(batch))

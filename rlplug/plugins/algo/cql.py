@@ -123,9 +123,12 @@ class CQL(Algorithm):
     def dist(self, obs: Any) -> Any:
         return self.policy(self.model(obs, {}, None)[0])
 
+    def distribution(self, batch: Batch) -> Any:
+        return self.dist(batch["obs"])
+
     def logp(self, batch: Batch) -> Tensor:
         action = batch["action"]
-        return self.dist(batch["obs"]).logp(action.reshape(*action.shape[:2], self.size))
+        return self.distribution(batch).logp(action.reshape(*action.shape[:2], self.size))
 
     def values(self, batch: Batch) -> Tensor:
         """Return ``E[min Q(s, a)]`` over the policy's actions, by quadrature."""

@@ -137,8 +137,11 @@ class SAC(Algorithm):
         features, carry = self.model(rows["obs"], carry, rows.get("is_first"))
         return self.policy(features, rows.get("action_mask")), carry
 
+    def distribution(self, batch: Batch) -> Any:
+        return self.dist(batch, carry_before(batch))[0]
+
     def logp(self, batch: Batch) -> Tensor:
-        action, (dist, _) = batch["action"], self.dist(batch, carry_before(batch))
+        action, dist = batch["action"], self.distribution(batch)
         return dist.logp(action if self.discrete else action.reshape(*action.shape[:2], self.size))
 
     def values(self, batch: Batch) -> Tensor:
