@@ -12,10 +12,14 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from functools import wraps
 from itertools import islice
 from pathlib import Path
 from typing import Any
+
+import psutil
+import torch
 
 from rlplug.api import Run
 from rlplug.types import ConfigError, RunError
@@ -153,3 +157,24 @@ def _guarded(function: Callable[..., Any], event: str, key: str, logger: Any, tr
             trainer.hooks.unregister(logger)
 
     return call
+
+
+class SystemUsage:
+    """Load of the machine and of this process, for ``log.system``."""
+
+    def __init__(self) -> None:
+        self._process = psutil.Process()
+        psutil.cpu_percent()  # the next call returns the mean since this one
+        self._process.cpu_percent()
+
+    def read(self) -> dict[str, float]:
+        """Return the load since the last call, and the memory now, in percent of the machine and in MB."""
+        found = {"cpu_percent": psutil.cpu_percent(), "ram_percent": psutil.virtual_memory().percent}
+        found |= {"process_cpu_percent": self._process.cpu_percent()}
+        found |= {"process_ram_mb": self._process.memory_info().rss / 2**20}
+        if torch.cuda.is_available():
+            free, total = torch.cuda.mem_get_info()
+            found["gpu_ram_percent"] = 100 * (1 - free / total)
+            with suppress(Exception):  # needs NVIDIA's management library
+                found["gpu_percent"] = torch.cuda.utilization()
+        return {f"system/{name}": float(value) for name, value in found.items()}

@@ -17,13 +17,13 @@ from rlplug.agent import adopt, core_of, restored
 from rlplug.api import Plan, VecEnv
 from rlplug.checkpointing.format import Checkpoint, find
 from rlplug.config import Core, choose, migrate
+from rlplug.config.schema import eval_env
 from rlplug.context import EnvShard, recorded_keys
 from rlplug.data.recorder import digest, episode_files
 from rlplug.distributed.torch_setup import set_up_torch
 from rlplug.envs.spec_json import mismatch
 from rlplug.estimation.estimator import Estimator
 from rlplug.evaluation.evaluator import Evaluator
-from rlplug.functional.returns import episode_metrics
 from rlplug.registry.installed import check_installed
 from rlplug.types import ConfigError, Mode
 
@@ -80,7 +80,7 @@ def evaluate(
         else:
             job = replace(evaluator.job, mode=mode)
             played = evaluator.noted(evaluator.play(job, checkpoint.steps))
-            metrics = episode_metrics(played, ctx.spec)
+            metrics = algorithm.episode_metrics(played)
             if files is not None:
                 files.add_all(played)
     extremes = {f"eval/return_{name}": getattr(played["return"], name)().item() for name in ("min", "max")}
@@ -92,7 +92,8 @@ def stage(path: str | Path, overrides: Sequence[str], tell: Callable[[str], None
     checkpoint, raw, core, plan = _opened(path, overrides, EVALUABLE, tell, "an evaluation")
     if raw["env"]["name"] == checkpoint.manifest["config"]["env"]["name"]:
         check_installed({"env": checkpoint.manifest["plugins"]["env"]})
-    env = choose("env", "env", raw["env"])
+    given = any(re.match(r"\+*env\b", override) for override in overrides)
+    env = choose("env", "env", raw["env"] if given else eval_env(raw))
     algorithm, ctx, normalizer = restored(checkpoint, torch.device(plan.accelerator), core, tell)
 
     def make(shard: EnvShard, render: bool = False) -> VecEnv:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from uuid import uuid4
 
+from rlplug import pretrained
 from rlplug.agent import adopt
 from rlplug.api import Buffer, Collector, Plan
 from rlplug.collection.in_process import InProcessCollector
@@ -17,6 +19,7 @@ from rlplug.data.collector import MixedCollector, open_recording
 from rlplug.distributed.fabric import AnyFabric, fabric_of
 from rlplug.distributed.store import shared_store
 from rlplug.distributed.torch_setup import set_up_torch
+from rlplug.envs.spec_json import require_equal
 from rlplug.estimation.estimator import estimator_of
 from rlplug.evaluation.video import ALONE, check_pictures
 from rlplug.run import checks
@@ -57,7 +60,9 @@ def build(
     said = "its networks are too large, there is no memory for {}; make it smaller"
     with checks.memory(lambda what: ConfigError("model", said.format(what))):
         policy = BehaviorPolicy(config, resolved.context(fabric.device, env_ids, rank, ranks))
-    if not identity:
+    if not identity:  # a resumed run has its own weights
+        if config.init_from is not None:
+            pretrained.load(policy.algorithm, policy.normalizer, config.init_from)
         adopt(policy.algorithm, config, config.start_from or {}, "start_from")
     buffer: Buffer = config.buffer.build(policy.ctx)
     trusted = policy.ctx.traceable([policy.algorithm, *policy.exploration.values()])  # compile=auto compiles only these
@@ -97,6 +102,9 @@ def build(
     if config.record.path is not None and placement.collects:
         trainer.reports.record(trainer)
     try:
+        if config.eval.env:
+            with closing(policy.env(ALONE)) as env:
+                require_equal(resolved.spec, env.spec, "eval.env")
         if config.eval.record:
             check_pictures(policy.env(ALONE, render=True))
         checks.check_fit(trainer, elsewhere)

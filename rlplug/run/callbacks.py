@@ -20,11 +20,11 @@ from rlplug.distributed.rng import global_state, load_global_state
 from rlplug.envs.checking import checked
 from rlplug.envs.spec_json import from_json, mismatch, to_json
 from rlplug.estimation.estimator import Estimator
-from rlplug.functional.returns import episode_metrics
 from rlplug.hooks import UserCallbacks
+from rlplug.limits import Stopping
 from rlplug.registry.discovery import unknown
 from rlplug.run import run_dir
-from rlplug.run.measure import Evaluation, MetricsLog, Schedule, Stopping
+from rlplug.run.measure import Evaluation, MetricsLog, Schedule
 from rlplug.trainer.policy import BehaviorPolicy
 from rlplug.trainer.trainer import Trainer
 from rlplug.types import CheckpointError, ConfigError, Tree
@@ -42,7 +42,7 @@ class Callbacks:
             why = "depends on the machine" if metric.startswith("time/") else "arrives late from an evaluating actor"
             raise ConfigError(METRIC_KEY, f"{metric} {why}, so tasks would not be reproducible; use another")
         self.stopping = Stopping(policy.config.stop or {}, {metric: METRIC_KEY} if metric else {})
-        self.log = MetricsLog(policy.config.log.every, self.stopping)
+        self.log = MetricsLog(policy.config.log, self.stopping)
         self.evaluation = Evaluation(policy, is_async)
         self.estimator = estimator  # of this rank
         self.estimation = Schedule(policy.config.eval.every, estimator is not None)
@@ -144,7 +144,7 @@ class Callbacks:
         with trainer.clock.phase("evaluate"):
             played = actors.wait(lambda: bool(trainer.agreement.asked) or not wait)
         if played is not None:
-            result = episode_metrics(self.evaluation.evaluator.noted(played), trainer.ctx.spec)
+            result = trainer.algorithm.episode_metrics(self.evaluation.evaluator.noted(played))
             self._evaluated(trainer, result, actors.env_steps)
             if self.manager is not None:
                 self._saved(trainer, self.manager.set_score(actors.env_steps, result["eval/return_mean"]))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
@@ -15,24 +14,23 @@ import torch
 from rlplug.api import Exploration, Job
 from rlplug.buffer.samples import predictions
 from rlplug.collection.play import Stopped
-from rlplug.config import show
+from rlplug.config.schema import Log
 from rlplug.context import ResolvedRun
 from rlplug.evaluation.evaluator import Evaluator, evaluates_itself, shares_of, side_by_side
 from rlplug.evaluation.video import ALONE, pictures, record
 from rlplug.functional.schedule import due
 from rlplug.hooks import episode_means
-from rlplug.registry.discovery import unknown
+from rlplug.limits import Stopping
+from rlplug.tracking import SystemUsage
 from rlplug.trainer.policy import BehaviorPolicy
 from rlplug.trainer.trainer import Trainer
-from rlplug.types import Batch, ConfigError, NamedWeights, Progress, RunError, Tree
+from rlplug.types import Batch, ConfigError, NamedWeights, Progress, Tree
 
 if TYPE_CHECKING:
     from rlplug.actors.collector import AsyncEval
 
 
 LEAST = "episode/return_least_exploring"
-WRONG = "is no limit: should be a number to reach, or '<0.1' to fall below, of env_steps, updates, eval/, train/ ..."
-METRIC = re.compile(r"env_steps|updates|(eval|episode|train|time|buffer|curriculum)/.+")
 
 
 def least_exploring(modules: Iterable[Exploration]) -> set[int]:
@@ -42,10 +40,10 @@ def least_exploring(modules: Iterable[Exploration]) -> set[int]:
 
 
 class MetricsLog:
-    """Rows of metrics, one per ``every`` steps and one per evaluation."""
+    """Rows of metrics, one per ``cfg.every`` steps and one per evaluation."""
 
-    def __init__(self, every: int, stopping: Stopping) -> None:
-        self.every, self.rows, self.stopping = every, 0, stopping
+    def __init__(self, cfg: Log, stopping: Stopping) -> None:
+        self.every, self.rows, self.stopping, self.usage = cfg.every, 0, stopping, SystemUsage() if cfg.system else None
         self.wall, self.last = 0.0, Progress()  # of the run at the last row of means
 
     def steps(self, trainer: Trainer) -> int:
@@ -89,6 +87,7 @@ class MetricsLog:
         if progress.env_steps:
             row["time/env_steps_per_s"] = (progress.env_steps - self.last.env_steps) / seconds
         row["time/updates_per_s"] = (progress.updates - self.last.updates) / seconds
+        row |= self.usage.read() if self.usage else {}
         row |= {"time/wall_s": wall} | {f"time/{phase}": spent for phase, spent in clock.spent.items()}
         self.wall, self.last = wall, replace(progress)
         self.log_row(trainer, row)
@@ -105,50 +104,6 @@ class MetricsLog:
 
     def load(self, state: Tree, wall: float) -> None:
         self.rows, self.last, self.wall = state["rows"], Progress(state["steps"], state["updates"]), wall
-
-
-class Stopping:
-    """Ends a run early when a metric reaches its limit (``stop``).
-
-    Args:
-        limits: by metric: a number to reach, or ``"<0.1"`` to fall below.
-
-        watched: metrics that must exist too, and the keys that name them.
-
-    Raises:
-        ConfigError: there is no such metric, or no such limit.
-    """
-
-    def __init__(self, limits: Mapping[str, float | str], watched: Mapping[str, str] | None = None) -> None:
-        self.limits, self.reason = dict[str, tuple[str, float]](), ""  # which limit was reached
-        self.seen = set[str]()  # metrics with a value so far
-        self.keys = {metric: f"stop.{metric}" for metric in limits} | dict(watched or {})
-        for metric, key in (watched or {}).items():
-            if not METRIC.fullmatch(metric):
-                raise ConfigError(key, "is no metric: should be env_steps, updates, or begin with eval/, train/ ...")
-        for metric, limit in limits.items():
-            found = re.fullmatch(r"([<>]?) *([-+.\de]+)", str(limit), re.I)
-            if not found or not METRIC.fullmatch(metric):
-                raise ConfigError(f"stop.{metric}", f"{show(limit)} {WRONG}")
-            self.limits[metric] = found[1] or ">", float(found[2])
-
-    def notes(self) -> list[str]:
-        """Return a line that names the limits, if any."""
-        limits = (f"{metric} {sign.replace('>', '>=')} {limit:g}" for metric, (sign, limit) in self.limits.items())
-        return [f"stops early at {' or '.join(limits)}"] * bool(self.limits)
-
-    def require(self, row: Iterable[str], prefix: str) -> None:
-        """Raise ``RunError`` if a limit or a curriculum reads a metric of a prefix that is not in ``row``."""
-        if missing := next((name for name in self.keys if name.startswith(prefix) and name not in row), None):
-            raise RunError(f"{self.keys[missing]}: there is no such metric; {unknown(missing, row)}")
-
-    def read(self, row: Mapping[str, float]) -> None:
-        """Compare a row of metrics with the limits."""
-        self.seen |= row.keys()
-        for metric in self.limits.keys() & row.keys():
-            (sign, limit), value = self.limits[metric], row[metric]
-            if not self.reason and (value < limit if sign == "<" else value >= limit):
-                self.reason = f"{metric} reached {value:,.6g} (stop: {sign.replace('>', '>=')} {limit:,.6g})"
 
 
 class Schedule:
