@@ -156,7 +156,7 @@ class Team(Agent):
         self.ctx, self.normalize, self._native = ctx, normalize, ctx.spec.native_spaces or ctx.spec.groups
         self._inside = next(iter(ctx.spec.groups.values()))
         self._memory = {"prev_action", "prev_reward"}.intersection(ctx.needs.keys)
-        self._rows = TeamRows(ctx.spec, self._memory)
+        self._team = TeamRows(ctx.spec, self._memory)
         self.reset()
 
     def act(
@@ -178,10 +178,10 @@ class Team(Agent):
             raise ValueError("the groups differ in their number of environments")
         self._begin(columns := 1 if n is None else n)
         seen = {name: observe(self._native[name].obs)(batch) for name, (batch, _) in found.items()}
-        out = self._decide(self._rows.row(seen, self._first, alive, action_mask, reward), mode, columns)
+        out = self._decide(self._team.row(seen, self._first, alive, action_mask, reward), mode, columns)
         groups = {name: out[name] if self.spec.nested else out for name in self._native}
-        self._rows.actions = {name: group["action"].cpu().numpy() for name, group in groups.items()}
-        actions = {name: execute(self._native[name].action)(x) for name, x in self._rows.actions.items()}
+        self._team.actions = {name: group["action"].cpu().numpy() for name, group in groups.items()}
+        actions = {name: execute(self._native[name].action)(x) for name, x in self._team.actions.items()}
         return {name: action[0] for name, action in actions.items()} if n is None else actions
 
 

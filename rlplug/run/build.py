@@ -16,8 +16,7 @@ from rlplug.config import RunConfig
 from rlplug.context import ResolvedRun
 from rlplug.contract import results
 from rlplug.data.collector import MixedCollector, open_recording
-from rlplug.distributed.fabric import AnyFabric, fabric_of
-from rlplug.distributed.store import shared_store
+from rlplug.distributed.fabric import AnyFabric, fabric_of, shared_store
 from rlplug.distributed.torch_setup import set_up_torch
 from rlplug.envs.spec_json import require_equal
 from rlplug.estimation.estimator import estimator_of
