@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import csv
 import errno
+import itertools
 import json
 import os
 import signal
 import subprocess
 import sys
 import tempfile
+import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -24,6 +26,7 @@ import torch
 from rlplug.api import Run
 from rlplug.types import ConfigError, RunError
 
+_driven = itertools.count()  # counts the runs of this process
 GIT_S = 20  # timeout of git in seconds
 # errors of the disk or of existing files
 DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.EISDIR, errno.ENOTDIR)
@@ -178,3 +181,13 @@ class SystemUsage:
             with suppress(Exception):  # needs NVIDIA's management library
                 found["gpu_percent"] = torch.cuda.utilization()
         return {f"system/{name}": float(value) for name, value in found.items()}
+
+
+def process_age() -> float:
+    """Return the age of this process in seconds; 0 unless this is the first run of a command line."""
+    if next(_driven) or "rlplug" not in Path(sys.argv[0]).parts[-2:]:
+        return 0.0
+    created = psutil.Process().create_time()
+    if sys.platform == "linux":  # start times count from boot, which psutil knows to a second only
+        return time.clock_gettime(time.CLOCK_BOOTTIME) - (created - psutil.boot_time())
+    return time.time() - created

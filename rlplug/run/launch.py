@@ -6,14 +6,10 @@ import itertools
 import math
 import os
 import signal
-import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, TypeAlias
-
-import psutil
 
 from rlplug.agent import adopt
 from rlplug.api import Plan
@@ -34,12 +30,11 @@ from rlplug.run import checks, run_dir
 from rlplug.run.build import build, start
 from rlplug.run.callbacks import restore
 from rlplug.script import Sent, dumps
-from rlplug.tracking import DISK, AtOnce
+from rlplug.tracking import DISK, AtOnce, process_age
 from rlplug.trainer.trainer import Trainer
 from rlplug.types import STEP, CheckpointError, ConfigError, RunError
 
 Tell: TypeAlias = Callable[[str], None]  # called with each line for the user
-_driven = itertools.count()  # counts the runs of this process
 STOPPING = b"\nrlplug: stopping after this round, with a checkpoint; press Ctrl-C again to stop at once, without one\n"
 
 
@@ -244,7 +239,7 @@ def driven(trainer: Trainer) -> Iterator[None]:
         with _machine_errors(folder), _stop_on_signal(trainer), denormals_flushed(), _end_without_machine(trainer):
             trainer.hooks.hook.rlplug_started(run=trainer)
             trainer.clock.started_up()
-            startup = _age() or trainer.clock.startup_s
+            startup = process_age() or trainer.clock.startup_s
             yield
             reached = callbacks.stopping.reason
             callbacks.finish(trainer)
@@ -270,16 +265,6 @@ def driven(trainer: Trainer) -> Iterator[None]:
     finally:
         if trainer.ctx.rank == 0:
             _end(trainer, status, startup, reached)
-
-
-def _age() -> float:
-    """Return the age of this process in seconds; 0 unless this is the first run of a command line."""
-    if next(_driven) or "rlplug" not in Path(sys.argv[0]).parts[-2:]:
-        return 0.0
-    created = psutil.Process().create_time()
-    if sys.platform == "linux":  # start times count from boot, which psutil knows to a second only
-        return time.clock_gettime(time.CLOCK_BOOTTIME) - (created - psutil.boot_time())
-    return time.time() - created
 
 
 def _end(trainer: Trainer, status: str, startup: float, reached: str) -> None:
