@@ -280,7 +280,9 @@ def test_commands_are_right(
         elif arguments[:1] in (["plot"], ["report"]):
             parsed(arguments[0], arguments[1:], importlib.import_module(f"rlplug.cli.{arguments[0]}").FLAGS)
         elif arguments and arguments[0] in MAY:
-            arguments = [argument for argument in arguments if argument not in ("--explore", "--random", "--record")]
+            arguments = [
+                argument for argument in arguments if not re.match(r"--explore|--random|--record|against[.=]", argument)
+            ]
             raw, verb, words = rlplug.compose(["algo=sac"]).raw, arguments[0], arguments[2:]
             if verb == "resume" and "algo.lr=1e-4" in words:  # of an algorithm with one step size
                 raw = rlplug.compose(["algo=dqn"]).raw
