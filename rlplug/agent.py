@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, get_args
 
 import numpy as np
@@ -16,11 +17,12 @@ from gymnasium.spaces import flatdim
 from gymnasium.vector.utils import batch_space
 
 from rlplug import tree
+from rlplug.agents.insight import Insight, select_of
 from rlplug.agents.team import TeamRows
 from rlplug.api import Algorithm, Plan, VecEnv
 from rlplug.checkpointing.format import MISFITS, Checkpoint, find
 from rlplug.config import Core, choose, migrate, typed
-from rlplug.config.schema import CORE, kind_of
+from rlplug.config.schema import CORE, eval_env, kind_of
 from rlplug.context import EnvShard, RunContext, needs_of, recorded_keys
 from rlplug.data.recorder import EpisodeFiles, digest
 from rlplug.distributed.torch_setup import set_up_torch
@@ -28,7 +30,6 @@ from rlplug.envs.spaces import batched, execute, observe
 from rlplug.envs.spec_json import from_json, mismatch, to_json
 from rlplug.estimation.estimator import Estimator
 from rlplug.evaluation.evaluator import Evaluator
-from rlplug.functional.returns import episode_metrics
 from rlplug.registry.installed import check_installed, versions
 from rlplug.trainer.normalize import Normalizer
 from rlplug.trainer.optimizer import refuse_nan
@@ -48,7 +49,7 @@ EVALUABLE = (
 ESTIMABLE = ("estimate", "estimate_model", "data", "seed", "hardware", "deterministic")  # and for an estimate
 
 
-class Agent:
+class Agent(Insight):
     """A trained policy, with observations and actions in the environment's native spaces.
 
     Attributes:
@@ -99,10 +100,17 @@ class Agent:
         Raises:
             ValueError: an argument is missing, or does not fit the spaces or the current episodes.
         """
+        step, columns, select = self._rows(obs, reward, action_mask, env_state)
+        self._action = self._decide(step, mode, columns)["action"].cpu().numpy()
+        if self._action.shape != (columns, *(self._inside.action.shape or ())):
+            raise ValueError(f"the policy's actions {self._action.shape[1:]} do not fit {self._inside.action}")
+        return self._execute(self._action)[select]
+
+    def _rows(self, obs: Any, reward: Any, action_mask: Any, env_state: Any) -> tuple[Batch, int, Any]:
         batch, n = batched(self._native.obs, obs)
         columns = 1 if n is None else n
         self._begin(columns)
-        step = {"obs": self._observe(batch), "is_first": self._first}
+        step: Batch = {"obs": self._observe(batch), "is_first": self._first}
         if "prev_action" in self._memory:
             step["prev_action"] = self._action
         if "prev_reward" in self._memory:
@@ -115,16 +123,17 @@ class Agent:
             raise ValueError("this policy was trained without action masks")
         if env_state is not None:
             step["env_state"] = env_state if n is not None else tree.map(lambda x: np.asarray(x)[None], env_state)
-        self._action = self._decide(step, mode, columns)["action"].cpu().numpy()
-        if self._action.shape != (columns, *(self._inside.action.shape or ())):
-            raise ValueError(f"the policy's actions {self._action.shape[1:]} do not fit {self._inside.action}")
-        action = self._execute(self._action)
-        return action[0] if n is None else action
+        return step, columns, select_of(n)
 
     def _decide(self, step: Batch, mode: Mode, columns: int) -> Batch:
         """Return the policy's outputs for a row of arrays."""
         if mode not in get_args(Mode):
             raise ValueError(f"mode should be one of {', '.join(get_args(Mode))}, got {mode!r}")
+        out, self._carry = self._look(step, columns, lambda row, carry: self.algorithm.act(row, carry, mode))
+        self._first = np.zeros(columns, np.bool_)
+        return out
+
+    def _look(self, step: Batch, columns: int, look: Callable[[Batch, Batch], Any]) -> Any:
         with torch.inference_mode(), self.ctx.acting(EnvShard("eval", columns, range(columns))):
             # copies, so that the caller may reuse the arrays
             seen = tree.map(lambda x: torch.from_numpy(np.array(x, order="C")).to(self.ctx.device), step)
@@ -132,9 +141,7 @@ class Agent:
                 seen["obs"] = self.normalize(seen["obs"])
             for key in self._memory & seen.keys():
                 seen[key][seen["is_first"]] = 0
-            out, self._carry = self.algorithm.act(seen, self._carry, mode)
-        self._first = np.zeros(columns, np.bool_)
-        return out
+            return look(seen, self._carry)
 
     def _mask(self, mask: Any, columns: int) -> np.ndarray:
         size = flatdim(self.spec.extras["action_mask"])
@@ -168,10 +175,9 @@ class Team(Agent):
     def __init__(self, algorithm: Algorithm, ctx: RunContext, env_steps: int, normalize: Normalizer) -> None:
         self.algorithm, self.spec, self.env_steps = algorithm, ctx.spec, env_steps
         self.ctx, self.normalize, self._native = ctx, normalize, ctx.spec.native_spaces or ctx.spec.groups
-        if "prev_reward" in ctx.needs.keys:
-            raise ConfigError("algo", "takes the last reward as input, which several agents do not support")
-        self._inside, self._memory = next(iter(ctx.spec.groups.values())), {"prev_action"}.intersection(ctx.needs.keys)
-        self._rows = TeamRows(ctx.spec, bool(self._memory))
+        self._inside = next(iter(ctx.spec.groups.values()))
+        self._memory = {"prev_action", "prev_reward"}.intersection(ctx.needs.keys)
+        self._rows = TeamRows(ctx.spec, self._memory)
         self.reset()
 
     def act(
@@ -180,6 +186,7 @@ class Team(Agent):
         """Return the actions of all agents; see ``Agent.act``.
 
         Args:
+            reward: rewards of the last actions by group, ``[N]`` or ``[n, N]``, for policies that take them as input.
             alive: agents that act, ``[N]`` or ``[n, N]`` bool; None: all.
         """
         if not isinstance(obs, Mapping) or obs.keys() != self._native.keys():
@@ -192,7 +199,7 @@ class Team(Agent):
             raise ValueError("the groups differ in their number of environments")
         self._begin(columns := 1 if n is None else n)
         seen = {name: observe(self._native[name].obs)(batch) for name, (batch, _) in found.items()}
-        out = self._decide(self._rows.row(seen, self._first, alive, action_mask), mode, columns)
+        out = self._decide(self._rows.row(seen, self._first, alive, action_mask, reward), mode, columns)
         groups = {name: out[name] if self.spec.nested else out for name in self._native}
         self._rows.actions = {name: group["action"].cpu().numpy() for name, group in groups.items()}
         actions = {name: execute(self._native[name].action)(x) for name, x in self._rows.actions.items()}
@@ -220,7 +227,11 @@ def load(path: str | Path, device: str | torch.device = "cpu", seed: int | None 
 
 
 def evaluate(
-    path: str | Path, overrides: Sequence[str] = (), tell: Callable[[str], None] = warnings.warn, mode: Mode = "greedy"
+    path: str | Path,
+    overrides: Sequence[str] = (),
+    tell: Callable[[str], None] = warnings.warn,
+    mode: Mode = "greedy",
+    against: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, Any]:
     """Play episodes in a run's environment, without writing files unless ``record.path`` is given.
 
@@ -232,6 +243,7 @@ def evaluate(
         overrides: as on the command line: ``eval.episodes=100``, ``seed=7``, ``hardware=cpu``, ``+env.kwargs.g=9.8``.
         tell: called with each line for the user.
         mode: ``greedy``; ``explore``, which samples from the policy without exploration modules; or ``random``.
+        against: runs whose policies play, by policy; see ``adopt``.
 
     Returns:
         ``checkpoint``, ``env_steps``, ``updates``, ``episodes``, ``seed`` and the metrics ``eval/...``.
@@ -241,6 +253,7 @@ def evaluate(
     """
     checkpoint, raw, core, algorithm, ctx, normalize, make = stage(path, overrides, tell)
     manifest, keys, files = checkpoint.manifest, None, None
+    adopt(algorithm, core, against, "against")
     if core.record.path is not None:
         about = {"spec": to_json(ctx.spec), "versions": versions(), "algo": raw["algo"]["name"], "env": raw["env"]}
         about |= {"seed": core.seed, "checkpoint": str(checkpoint.path), "mode": mode}
@@ -254,7 +267,7 @@ def evaluate(
         else:
             job = replace(evaluator.job, mode=mode)
             played = evaluator.noted(evaluator.play(job, checkpoint.steps))
-            metrics = episode_metrics(played, ctx.spec)
+            metrics = algorithm.episode_metrics(played)
             if files is not None:
                 files.add_all(played)
     extremes = {f"eval/return_{name}": getattr(played["return"], name)().item() for name in ("min", "max")}
@@ -266,7 +279,8 @@ def stage(path: str | Path, overrides: Sequence[str], tell: Callable[[str], None
     checkpoint, raw, core, plan = _opened(path, overrides, EVALUABLE, tell, "an evaluation")
     if raw["env"]["name"] == checkpoint.manifest["config"]["env"]["name"]:
         check_installed({"env": checkpoint.manifest["plugins"]["env"]})
-    env = choose("env", "env", raw["env"])
+    given = any(re.match(r"\+*env\b", override) for override in overrides)
+    env = choose("env", "env", raw["env"] if given else eval_env(raw))
     algorithm, ctx, normalizer = _restored(checkpoint, torch.device(plan.accelerator), core, tell)
 
     def make(shard: EnvShard, render: bool = False) -> VecEnv:
@@ -277,6 +291,25 @@ def stage(path: str | Path, overrides: Sequence[str], tell: Callable[[str], None
         return made
 
     return checkpoint, raw, core, algorithm, ctx, normalizer if normalizer.obs else None, make
+
+
+def adopt(algorithm: Algorithm, core: Core, runs: Mapping[str, str], at: str) -> None:
+    """Let policies of an algorithm play with those of other runs, by policy; an empty name is the only opponent.
+
+    Raises:
+        ConfigError: there is no such run or policy, its weights do not fit, or a run normalizes observations.
+    """
+    for policy, path in runs.items():
+        key = f"{at}.{policy}".rstrip(".")
+        try:
+            other = load(path)
+            algorithm.adopt(policy, other.algorithm)
+        except RuntimeError as error:
+            raise ConfigError(key, f"{path} does not fit: {str(error).splitlines()[-1].strip()}") from None
+        except ConfigError as error:
+            raise error if error.key else ConfigError(key, error.message) from None
+        if core.preprocess.normalize_obs or other.normalize.obs:
+            raise ConfigError(key, "one of the runs normalizes observations, so their policies see different numbers")
 
 
 def estimate(

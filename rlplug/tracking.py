@@ -5,9 +5,13 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any
+
+import psutil
+import torch
 
 from rlplug.api import Run
 
@@ -63,3 +67,24 @@ def best(run: Run) -> list[Path]:
     """Return the files of the best checkpoint that ``rlplug.load`` needs; empty without a best checkpoint."""
     folder = run.run_dir / "checkpoints" / "best"
     return [folder.resolve() / name for name in ("manifest.json", "weights.pt")] if folder.exists() else []
+
+
+class SystemUsage:
+    """Load of the machine and of this process, for ``log.system``."""
+
+    def __init__(self) -> None:
+        self._process = psutil.Process()
+        psutil.cpu_percent()  # the next call returns the mean since this one
+        self._process.cpu_percent()
+
+    def read(self) -> dict[str, float]:
+        """Return the load since the last call, and the memory now, in percent of the machine and in MB."""
+        found = {"cpu_percent": psutil.cpu_percent(), "ram_percent": psutil.virtual_memory().percent}
+        found |= {"process_cpu_percent": self._process.cpu_percent()}
+        found |= {"process_ram_mb": self._process.memory_info().rss / 2**20}
+        if torch.cuda.is_available():
+            free, total = torch.cuda.mem_get_info()
+            found["gpu_ram_percent"] = 100 * (1 - free / total)
+            with suppress(Exception):  # needs NVIDIA's management library
+                found["gpu_percent"] = torch.cuda.utilization()
+        return {f"system/{name}": float(value) for name, value in found.items()}

@@ -39,6 +39,7 @@ class RayCollector:
         self.shares = [self.env_ids[i : i + share] for i in range(0, len(self.env_ids), share)]
         self.pool: ActorPool = None  # type: ignore[assignment]  # until ``start``
         self._loaded: list[Tree] = []
+        self._metrics = list[dict[str, float]]()  # of episodes, loaded and not logged yet
         self._buffers: dict[int, Batch] = {}  # one segment of all environments, by number of rows
         self._last_row: Tree = None
         self._since, self._waited = time.monotonic(), 0.0  # start of the interval, seconds waited in it
@@ -69,6 +70,7 @@ class RayCollector:
         if self.pool.version != rollout.version:
             self.pool.broadcast(copies.acting_weights(self.policy), rollout.version)
         statistics = copies.statistics(self.policy) | {"env_steps": self.progress.env_steps}
+        statistics["tasks"] = rollout.tasks
         self.pool.request(rollout.num_steps, rollout.mode, statistics, shards, rollout.version_steps)
 
     def poll(self, shards: int | None = None) -> list[Segment]:
@@ -111,6 +113,10 @@ class RayCollector:
         self._since, self._waited = now, 0.0
         return shares
 
+    def episode_metrics(self) -> list[dict[str, float]]:
+        found = [self._metrics, *(handle.metrics for handle in self.pool.handles)]
+        return [part.pop(0) for part in found for _ in range(len(part))]
+
     def _gather(self) -> Batch:
         """Return one segment ``[T+1, B]`` with the columns of all actors; lost actors have no valid rows."""
         rows = self.pool.alive[0].requests[0].what[0]
@@ -139,10 +145,14 @@ class RayCollector:
         """Return the state of every actor after its last segment; ``env`` is None if environments cannot be saved."""
         states = [handle.state for handle in self.pool.handles] if self.pool else self._loaded
         saved = all(state["collector"]["env"] is not None for state in states)
-        return {"actors": states, "env": "actors" if saved else None}
+        ended = [
+            *self._metrics,
+            *(one for handle in (self.pool.handles if self.pool else ()) for one in handle.metrics),
+        ]
+        return {"actors": states, "env": "actors" if saved else None, "metrics": ended}
 
     def load(self, state: Tree) -> None:
-        self._loaded = state["actors"]
+        self._loaded, self._metrics = state["actors"], list(state.get("metrics", ()))
         if self.pool:
             self.pool.load(self._loaded)
 

@@ -12,6 +12,7 @@ from rlplug.api.data import Source as Source
 from rlplug.api.data import VecEnv as VecEnv
 from rlplug.api.learning import Algorithm as Algorithm
 from rlplug.api.learning import Context as Context
+from rlplug.api.learning import Curriculum as Curriculum
 from rlplug.api.learning import Exploration as Exploration
 from rlplug.api.learning import Learner as Learner
 from rlplug.api.learning import Model as Model

@@ -113,6 +113,7 @@ class Loop(Protocol):
     unit: ClassVar[Unit] = "env_steps"
     collects: ClassVar[bool] = True  # False: the buffer has to bring its own rows
     reads: ClassVar[bool] = False  # collects from a dataset, never from an environment
+    plays: ClassVar[bool] = False  # only plays jobs, and never calls ``run.collect``
     gives_rows: ClassVar[bool] = True  # what it passes to ``run.update``, if anything, is rows as ``play`` returns them
     one_pass: bool = False  # reads a dataset once only, and the buffer has to hold it
     tempo: Tempo = Tempo()

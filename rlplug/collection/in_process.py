@@ -26,6 +26,7 @@ class Shard(Protocol):
     @property
     def spec(self) -> SegmentSpec: ...
     def collect(self, rows: int, *args: Any, **options: Any) -> Batch: ...  # as ``ShardCollector.collect``
+    def episode_metrics(self) -> list[dict[str, float]]: ...
     def state(self) -> Tree: ...
     def load(self, state: Tree) -> None: ...
     def close(self) -> None: ...
@@ -68,7 +69,7 @@ class InProcessCollector(Collector):
             segment.batch = tree.map(lambda x: x.clone(), segment.batch)
         rows, steps, weights = rollout.num_steps, self.progress.env_steps, self._weights[1]
         with self.preemption.rollout(rows) if self.preemption else nullcontext() as stop:
-            batch = self.player.collect(rows, rollout.mode, stop, weights=weights, env_steps=steps)
+            batch = self.player.collect(rows, rollout.mode, stop, weights, steps, rollout.tasks)
         self._played.append(self._segment(batch, rollout.version, rollout.version_steps))
 
     def _segment(self, batch: Batch, version: int, version_steps: int) -> Segment:
@@ -85,6 +86,9 @@ class InProcessCollector(Collector):
     def metrics(self) -> dict[str, float]:
         """Return the fraction of submitted rows not played since the last call, if ranks are preempted."""
         return self.preemption.drain() if self.preemption else {}
+
+    def episode_metrics(self) -> list[dict[str, float]]:
+        return self.player.episode_metrics()
 
     def state(self) -> Tree:
         played = [(segment.batch, segment.version, segment.version_steps) for segment in self._played]

@@ -77,7 +77,7 @@ class ShardCollector:
         self._step: Callable[[Any], Batch] = self._first_step
         self._reset = watched(env, env.reset, shard.env_ids)
         self.failed_episodes = 0  # episodes ended by a failed environment
-        self._restarts = 0  # restarts with new episodes because environments could not be restored
+        self._restarts = -1  # restarts with new episodes, as environments could not be restored; -1: has not collected
         self._memory: dict[int, SegmentMemory] = {}  # by number of transitions
         self._like: Batch = {}  # one row of this memory
         self._open: Batch = {}  # first row of the next segment
@@ -130,6 +130,7 @@ class ShardCollector:
         stop: Callable[[], bool] | None = None,
         weights: Weights | None = None,
         env_steps: int = 0,
+        tasks: Tree = None,
     ) -> Batch:
         """Collect a segment ``[rows + 1, B]``.
 
@@ -137,13 +138,17 @@ class ShardCollector:
             stop: called between rows; if it returns True, the rest is padded with ``valid=False``.
             weights: weights to play with; None: the algorithm's current ones.
             env_steps: environment steps of the run, for messages.
+            tasks: tasks of the episodes that begin in it, of all environments of the run; None: unchanged.
 
         Raises:
             RunError: it failed after a number that is NaN or infinite.
         """
-        if not self._open:
-            self.reset()
-        row = partial(chosen, self._layout.seen, self._open)
+        own = None if tasks is None else tree.take(tasks, [*self.shard.env_ids])
+        if not self._open or (own is not None and self._restarts < 0):
+            self.reset(own)
+        elif own is not None:
+            self.env.assign(own)
+        row, self._restarts = partial(chosen, self._layout.seen, self._open), max(self._restarts, 0)
         try:
             with torch.inference_mode(), self.ctx.acting(self.shard), self.acting.playing(mode, weights, row):
                 if rows not in self._memory:
@@ -153,6 +158,10 @@ class ShardCollector:
             if rows in self._memory:
                 check_segment(self._memory[rows].tensors, env_steps, self.shard.env_ids)
             raise
+
+    def episode_metrics(self) -> list[dict[str, float]]:
+        """Return the environments' own metrics of each episode that ended since the last call."""
+        return self.env.traits.metrics() if self.env.traits.metrics else []
 
     def _play(self, memory: SegmentMemory, rows: int, stop: Callable[[], bool] | None) -> Batch:
         """Play transitions from the open row, keep the last row open, and return ``[rows + 1, B, ...]``."""

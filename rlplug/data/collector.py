@@ -152,6 +152,9 @@ class RecordingCollector:
         most = max(int(rows[b :: self.shard.num_envs].sum()) for b in range(self.shard.num_envs))
         return SegmentSpec(row, AutoresetMode.NEXT_STEP, (every,), steps=self.recording.steps(), rows=most)
 
+    def episode_metrics(self) -> list[dict[str, float]]:
+        return []
+
     def collect(self, rows: int, *args: Any, **options: Any) -> Batch:
         """Read a segment ``[rows + 1, B]``. Other arguments of ``ShardCollector.collect`` are ignored."""
         previous = [key for key in PREVIOUS if key in self.ctx.needs.keys]
@@ -199,6 +202,9 @@ class MixedCollector:
     def collect(self, rows: int, *args: Any, **options: Any) -> Batch:
         recorded = self.recorded.collect(rows)
         return tree.cat([recorded, on_cpu(self.played.collect(rows, *args, **options))], 1)
+
+    def episode_metrics(self) -> list[dict[str, float]]:
+        return self.played.episode_metrics()
 
     def state(self) -> Tree:
         return self.played.state() | {"recorded": self.recorded.state()}

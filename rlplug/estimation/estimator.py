@@ -12,6 +12,7 @@ from gymnasium.spaces import Box, Discrete
 from torch import Tensor
 
 from rlplug import tree
+from rlplug.agents.insight import has_density
 from rlplug.api import Algorithm
 from rlplug.config import Core
 from rlplug.config.errors import Refusals, refuse
@@ -67,7 +68,7 @@ class Estimator:
     def _refusals(self) -> Refusals:
         cfg, sources, key, n = self.cfg, self.recording.files, self.recording.reading.key, len(self.lengths)
         yield self.ctx.spec.has_agents, "env", "has several agents, but estimates support one"
-        yield (type(self.algorithm).logp is Algorithm.logp, "algo", f"{type(self.algorithm).__name__} does not "
+        yield (not has_density(type(self.algorithm)), "algo", f"{type(self.algorithm).__name__} does not "
                "implement logp(), which estimates need")
         for name, source in ((name, source) for name in self.keys for source in sources):
             what, way = ("which the estimates read", "") if name != "logp" else (

@@ -22,12 +22,14 @@ import yaml
 
 from rlplug.checkpointing import atomic
 from rlplug.config.errors import value_at
+from rlplug.results.places import CONFIG, MANIFEST
+from rlplug.script import name_of
 from rlplug.types import STEP, CheckpointError, Unit
 
 State: TypeAlias = Literal["running", "finished", "interrupted", "failed", "killed"]
 Metrics: TypeAlias = dict[str, np.ndarray]
 
-MANIFEST, CONFIG, SUMMARY, LOCK, METRICS = "manifest.json", "config.yaml", "summary.json", "run.lock", "metrics.csv"
+SUMMARY, LOCK, METRICS = "summary.json", "run.lock", "metrics.csv"
 EVALUATION, TRAINING = "eval/return_mean", "episode/return"
 LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 ENDED = ("finished", "interrupted", "failed")
@@ -56,7 +58,7 @@ class RunRecord:
     @property
     def env(self) -> str:
         """Return the environment's id, or the name of its component if it has none."""
-        return str(value_at(self.config, "env.id") or value_at(self.config, "env.name"))
+        return name_of(value_at(self.config, "env") or {})
 
     @property
     def forked(self) -> Mapping[str, Any]:
@@ -109,11 +111,6 @@ class RunRecord:
             return float(value)
         curve = self.metrics.get(metric)
         return None if curve is None else float(curve[1, -1])
-
-
-def is_run(folder: Path) -> bool:
-    """Return whether a folder holds a run, possibly a damaged one; a checkpoint is none."""
-    return all(os.path.isfile(folder / name) for name in (MANIFEST, CONFIG))  # False where it may not be read
 
 
 def read(folder: Path) -> RunRecord:

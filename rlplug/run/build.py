@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from uuid import uuid4
 
+from rlplug import pretrained
+from rlplug.agent import adopt
 from rlplug.api import Buffer, Collector, Plan
 from rlplug.collection.in_process import InProcessCollector
 from rlplug.config import RunConfig
@@ -20,6 +23,7 @@ from rlplug.data.source import Reading
 from rlplug.distributed.fabric import AnyFabric, fabric_of
 from rlplug.distributed.preemption import Preemptor, shared_store
 from rlplug.distributed.torch_setup import set_up_torch
+from rlplug.envs.spec_json import require_equal
 from rlplug.evaluation.video import ALONE, check_pictures
 from rlplug.run import checks, loggers
 from rlplug.run.callbacks import Callbacks, callbacks_of
@@ -59,6 +63,10 @@ def build(
     said = "its networks are too large, there is no memory for {}; make it smaller"
     with checks.memory(lambda what: ConfigError("model", said.format(what))):
         policy = BehaviorPolicy(config, resolved.context(fabric.device, env_ids, rank, ranks))
+    if not identity:  # a resumed run has its own weights
+        if config.init_from is not None:
+            pretrained.load(policy.algorithm, policy.normalizer, config.init_from)
+        adopt(policy.algorithm, config, config.start_from or {}, "start_from")
     buffer: Buffer = config.buffer.build(policy.ctx)
     learner = RankLearner(
         fabric=fabric,
@@ -67,6 +75,7 @@ def build(
         buffer=buffer,
         exploration=policy.exploration,
         normalizer=policy.normalizer,
+        watching=[] if policy.curriculum is None else [policy.curriculum],
         placement=placement,
         microbatches=plan.microbatches,
         compile=_compile(config, policy),
@@ -95,6 +104,9 @@ def build(
     if config.record.path is not None and placement.collects:
         callbacks_of(trainer).record(trainer)
     try:
+        if config.eval.env:
+            with closing(policy.env(ALONE)) as env:
+                require_equal(resolved.spec, env.spec, "eval.env")
         if config.eval.record:
             check_pictures(policy.env(ALONE, render=True))
         checks.check_fit(trainer, elsewhere)
@@ -154,5 +166,4 @@ def start(trainer: Trainer) -> None:
         if first and plan.actors.evaluation:
             callbacks_of(trainer).evaluation.start(trainer.resolved)
     trainer.collector.start()
-    if first:
-        loggers.register(trainer)
+    loggers.register(trainer)

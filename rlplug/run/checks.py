@@ -10,6 +10,7 @@ import re
 import resource
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from importlib.util import find_spec
 from itertools import chain
 from typing import Any
 
@@ -41,8 +42,12 @@ BESIDE_WEIGHTS = 3  # bytes per byte of weights: a gradient and Adam's two momen
 
 def check(resolved: ResolvedRun) -> None:
     """Raise ``ConfigError`` unless components are compatible, and ranks and actors get equal shares."""
-    refuse(chain(_loop(resolved), _buffer(resolved), _data(resolved), _exploration(resolved), _hardware(resolved)))
-    if (plan := resolved.plan).ray is not None and plan.ray.address is None:
+    rows = (_loop, _buffer, _data, _exploration, _curriculum, _hardware)
+    refuse(chain.from_iterable(of(resolved) for of in rows))
+    if ((plan := resolved.plan).actors is not None or plan.launcher == "ray") and find_spec("ray") is None:
+        key = "hardware" if plan.actors is None else "hardware.actors.count"
+        raise ConfigError(key, "Ray, which starts the processes, is not installed: pip install 'rlplug[ray]'")
+    if plan.ray is not None and plan.ray.address is None:
         require_room(plan, {"CPU": os.cpu_count() or 1, "GPU": torch.cuda.device_count()}, "this machine")
 
 
@@ -65,8 +70,9 @@ def _loop(run: ResolvedRun) -> Refusals:
     yield (not _has_rows(buffer.cls, loop), "loop", lambda:
            f"{name} {does}; use {ways()}")
     for option, plain in {"normalize_obs": 0, "normalize_reward": 0, "scale_reward": 1, "clip_reward": None}.items():
-        yield (needs.simulates and getattr(run.config.preprocess, option) != plain, f"preprocess.{option}",
-               f"changes the environment's rows, but {run.config.algo.name} plans with a simulator; use the default")
+        why = "plans with a simulator" if needs.simulates else "adapts to raw rows" if needs.raw else ""
+        yield (why and getattr(run.config.preprocess, option) != plain, f"preprocess.{option}",
+               f"changes the environment's rows, but {run.config.algo.name} {why}; use the default")
     for option in ("in_flight", "broadcast_interval"):
         yield (getattr(run.loop.tempo, option) > 1 and not needs.off_policy and not needs.gradients, f"loop.{option}",
                f"collects with older weights, which {run.config.algo.name} does not support; use 1")
@@ -152,6 +158,19 @@ def _exploration(run: ResolvedRun) -> Refusals:
     yield (needs.noise and modules and not acting, "exploration",  # exploration=[] is deliberate
            f"{algo} acts greedily; needs an exploration module: "
            f"exploration=[{','.join([str(needs.noise), *modules])}]")
+
+
+def _curriculum(run: ResolvedRun) -> Refusals:
+    """Check that a curriculum has tasks to choose, and episodes to choose them for."""
+    if (chosen := run.config.curriculum) is None:
+        return
+    name, env, loop = chosen.name, run.config.env.name, run.config.loop
+    yield (run.spec.tasks is None, "curriculum",
+           f"{name} chooses tasks, but env={env} has none; use another environment, or leave it out")
+    yield (run.config.data.path is not None, "curriculum",
+           f"{name} chooses the tasks of new episodes, but data.path is recorded; leave it out")
+    yield (run.loop.plays, "curriculum",
+           f"{name} chooses the tasks of rollouts, but loop={loop.name} plays jobs; leave it out")
 
 
 def _hardware(run: ResolvedRun) -> Refusals:

@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 
 import psutil
 
+from rlplug.agent import adopt
 from rlplug.api import Plan
 from rlplug.checkpointing.format import Checkpoint, checkpoints, find, tidy
 from rlplug.collection.play import Stopped
@@ -33,6 +34,7 @@ from rlplug.run import checks, run_dir
 from rlplug.run.build import build, start
 from rlplug.run.callbacks import callbacks_of, restore
 from rlplug.run.loggers import DISK, AtOnce
+from rlplug.script import Sent, dumps
 from rlplug.trainer.trainer import Trainer
 from rlplug.types import STEP, CheckpointError, ConfigError, RunError
 
@@ -72,10 +74,17 @@ def resume(path: str | Path, overrides: Sequence[str] = (), tell: Tell = print) 
         ConfigError: the run cannot be resumed, or not with these overrides; nothing was written.
         RunError, KeyboardInterrupt: see ``train``.
     """
-    folder = Path(path)
-    raw, *_ = _read(folder, overrides)
-    plan: Plan = choose("hardware", "hardware", raw.get("hardware")).plan()
-    return _launch(plan, raw, folder, tell, _resume, list(overrides))
+    folder, (raw, *_) = Path(path), _read(Path(path), overrides)
+    return _launch(_plan(raw), raw, folder, tell, _resume, list(overrides))
+
+
+def planned(folder: Path, overrides: Sequence[str]) -> Plan:
+    """Return the hardware plan of a run that is resumed. Raises as ``resume``."""
+    return _plan(_read(folder, overrides)[0])
+
+
+def _plan(raw: dict[str, Any]) -> Plan:
+    return choose("hardware", "hardware", raw.get("hardware")).plan()
 
 
 def _launch(plan: Plan, raw: dict[str, Any], folder: Path, tell: Tell, work: Callable[..., Any], *args: Any) -> Any:
@@ -94,10 +103,10 @@ def _launch(plan: Plan, raw: dict[str, Any], folder: Path, tell: Tell, work: Cal
         from rlplug.actors.launcher import on_cluster as start_ranks
     else:
         start_ranks = spawn_ranks
-    restarts = plan.max_restarts
+    restarts, objects = plan.max_restarts, dumps(raw)
     while True:
         try:
-            return start_ranks(plan, work, plan, folder, *args, tell=tell)
+            return start_ranks(plan, Sent(work, objects), plan, folder, *args, tell=tell)
         except RunError as error:
             if not restarts or not checkpoints(folder):
                 if isinstance(error, RankError):  # the rank could not print this itself
@@ -108,9 +117,16 @@ def _launch(plan: Plan, raw: dict[str, Any], folder: Path, tell: Tell, work: Cal
             work, args = _resume, ([],)
 
 
-def _train(
+def _train(*args: Any) -> float:
+    with created(*args) as trainer:
+        return _drive(trainer)
+
+
+@contextmanager
+def created(
     fabric: AnyFabric, tell: Tell, plan: Plan, folder: Path, raw: dict[str, Any], command: list[str], notes: list[str]
-) -> float:
+) -> Iterator[Trainer]:
+    """Build a new run and create its folder."""
     raw, folder = fabric.broadcast((raw, folder))
     check_same(fabric.broadcast(installed()), f"rank {fabric.global_rank}")
     config = parse(raw)
@@ -128,10 +144,17 @@ def _train(
             seen = (line for group in trainer.ctx.spec.groups.values() for line in remarks(group.obs))
             for note in (*notes, *seen, *callbacks_of(trainer).stopping.notes()):
                 tell(note)
-        return _drive(trainer)
+        yield trainer
 
 
-def _resume(fabric: AnyFabric, tell: Tell, plan: Plan, folder: Path, overrides: list[str]) -> float | None:
+def _resume(*args: Any) -> float | None:
+    with reopened(*args) as trainer:
+        return trainer and _drive(trainer)
+
+
+@contextmanager
+def reopened(fabric: AnyFabric, tell: Tell, plan: Plan, folder: Path, overrides: list[str]) -> Iterator[Trainer | None]:
+    """Build a run that exists already, with the state of its newest good checkpoint; None: it has finished."""
     first = fabric.is_global_zero
     tell = tell if first else lambda line: None
     check_same(fabric.broadcast(installed()), f"rank {fabric.global_rank}")
@@ -153,10 +176,13 @@ def _resume(fabric: AnyFabric, tell: Tell, plan: Plan, folder: Path, overrides: 
                 score = stopped or ("no evaluation" if done.score is None else f"evaluation {done.score:,.1f}")
                 way = "set stop=null, or another limit" if stopped else f"raise total_steps above {config.total_steps}"
                 tell(f"{folder} has finished: {getattr(done, unit):,} {STEP[unit]}s, {score}. To continue, {way}")
-                return None
+                yield None
+                return
             if checkpoint is None:
                 raise CheckpointError(f"{folder} has finished: no checkpoint to resume")
         with closing(build(config, folder, fabric, plan, manifest["run"])) as trainer, last_words():
+            if checkpoint is None:
+                adopt(trainer.algorithm, config, config.start_from or {}, "start_from")
             start(trainer)
             missing = restore(trainer, checkpoint) if checkpoint else []
             where = f"{STEP[unit]} {trainer.steps:,}" if checkpoint else "the beginning: there was no checkpoint yet"
@@ -169,7 +195,7 @@ def _resume(fabric: AnyFabric, tell: Tell, plan: Plan, folder: Path, overrides: 
                 for aside in tidy(folder, checkpoint):
                     tell(f"damaged files were moved to {aside}")
                 run_dir.note_resumed(folder, config, manifest, progress, changed)
-            return _drive(trainer)
+            yield trainer
 
 
 def _read(folder: Path, overrides: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any], list[str]]:
@@ -204,7 +230,14 @@ def _check_own(
 
 
 def _drive(trainer: Trainer) -> float:
-    """Run the loop to its end, evaluate, and write a last checkpoint; return and raise as ``train``."""
+    with driven(trainer), suppress(Stopped):
+        trainer.loop.run(trainer)
+    return callbacks_of(trainer).evaluation.latest.get("eval/return_mean", math.nan)
+
+
+@contextmanager
+def driven(trainer: Trainer) -> Iterator[None]:
+    """Execute the rounds of the body, then evaluate and write a last checkpoint; raise as ``train``."""
     callbacks, folder, status, startup, reached = callbacks_of(trainer), trainer.run_dir, "failed", 0.0, ""
     manager = callbacks.open(trainer)
     try:
@@ -212,8 +245,7 @@ def _drive(trainer: Trainer) -> float:
             trainer.hooks.hook.rlplug_started(run=trainer)
             trainer.clock.started_up()
             startup = _age() or trainer.clock.startup_s
-            with suppress(Stopped):
-                trainer.loop.run(trainer)
+            yield
             reached = callbacks.stopping.reason
             callbacks.finish(trainer)
             if trainer.resolved.plan.actors is not None and trainer.ctx.rank != 0:
@@ -238,7 +270,6 @@ def _drive(trainer: Trainer) -> float:
     finally:
         if trainer.ctx.rank == 0:
             _end(trainer, status, startup, reached)
-    return callbacks.evaluation.latest.get("eval/return_mean", math.nan)
 
 
 def _age() -> float:

@@ -22,11 +22,12 @@ class AtOnce(KeyboardInterrupt):
 
 
 def register(trainer: Trainer) -> None:
-    """Build the configured loggers and register them for events."""
-    hooks = trainer.hooks
-    for key, chosen in trainer.config.logger.items():
-        logger = chosen.build(trainer.ctx)
+    """Register the configured loggers, on rank 0, and callbacks for events."""
+    hooks, chosen = trainer.hooks, trainer.config.logger if trainer.ctx.rank == 0 else {}
+    every = [(key, one.build(trainer.ctx)) for key, one in chosen.items()]
+    for _, logger in every:
         hooks.register(logger)
+    for key, logger in (*every, *(("", one) for one in trainer.reports.user.register(hooks))):
         for event in hooks.get_hookcallers(logger) or ():
             for impl in event.get_hookimpls():
                 if impl.plugin is logger and not (impl.wrapper or impl.hookwrapper):
@@ -35,7 +36,7 @@ def register(trainer: Trainer) -> None:
 
 
 def _guarded(function: Callable[..., Any], event: str, key: str, logger: Any, trainer: Trainer) -> Callable[..., Any]:
-    """Wrap ``function`` to drop its logger with one line when it fails.
+    """Wrap ``function`` to drop its logger with one line when it fails. A callback, without ``key``, ends the run.
 
     ``KeyboardInterrupt`` or ``RunError`` from a logger ends the run after the round, with a checkpoint, as Ctrl-C does.
     A second Ctrl-C or a full disk ends it immediately.
@@ -53,7 +54,7 @@ def _guarded(function: Callable[..., Any], event: str, key: str, logger: Any, tr
         except ConfigError:
             raise
         except Exception as error:
-            if isinstance(error, OSError) and error.errno in DISK:
+            if not key or (isinstance(error, OSError) and error.errno in DISK):
                 raise
             at = traceback.extract_tb(error.__traceback__)[-1]
             what = f"{type(error).__name__}: {error}".partition("\n")[0]

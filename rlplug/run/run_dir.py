@@ -26,6 +26,7 @@ from rlplug.checkpointing.serialize import damaged
 from rlplug.config import RunConfig, migrate, nested
 from rlplug.plan import Plan
 from rlplug.registry.installed import versions
+from rlplug.script import described
 from rlplug.types import CheckpointError, ConfigError, Progress
 
 CONFIG, SUMMARY, LOCK = "config.yaml", "summary.json", "run.lock"
@@ -39,13 +40,18 @@ class _Repeating(yaml.SafeDumper):
         return True
 
 
-class _NoAliases(yaml.SafeLoader):
-    """Rejects aliases, because a few lines of them can expand to more than fits into memory."""
+class _Loader(yaml.SafeLoader):
+    """Rejects names that are not text, and aliases: a few lines of them can expand to more than fits into memory."""
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         if self.check_event(yaml.AliasEvent):
             raise yaml.YAMLError("it has an alias")
         return super().compose_node(parent, index)
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        if odd := [name.value for name, _ in node.value if name.tag != "tag:yaml.org,2002:str"]:
+            raise yaml.YAMLError(f"the name of a setting is not text: {odd[0]!r}")
+        return super().construct_mapping(node, deep)
 
 
 class Resumed(BaseModel):
@@ -105,7 +111,7 @@ def create(folder: Path, config: RunConfig, plan: Plan, identity: str, command: 
     hardware = {"machine": platform.machine(), "cpus": os.cpu_count(), "accelerator": gpu, "plan": asdict(plan)}
     manifest = {"run": identity, "format": FORMAT, "command": list(command), "versions": versions()}
     manifest |= {"unit": config.loop.cls.unit, "plugins": origins(config), "git": _git(), "hardware": hardware}
-    manifest |= {"resumed": []}
+    manifest |= {"resumed": [], "script": described(config.raw)}
     write_config(folder, config.raw)
     write_json(folder / MANIFEST, manifest)
 
@@ -129,7 +135,7 @@ def read(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         raise CheckpointError(f"{folder} {what}")
     manifest = read_manifest(folder, RunManifest)
     try:
-        raw = yaml.load(atomic.read(folder / CONFIG), _NoAliases)
+        raw = yaml.load(atomic.read(folder / CONFIG), _Loader)
         if not isinstance(raw, dict):
             raise ValueError("it contains no settings")
     except (OSError, ValueError, KeyError, TypeError, RecursionError, yaml.YAMLError) as error:
@@ -165,6 +171,7 @@ def note_resumed(
 def origins(config: RunConfig) -> dict[str, dict[str, str]]:
     """Return kind, name, distribution and version of every component, by its config key."""
     chosen = [config.algo, config.env, config.buffer, config.loop, config.hardware]
+    chosen += [config.curriculum] if config.curriculum is not None else []
     for several in (config.models, config.exploration, config.logger):
         chosen += several.values()
     owned = [(part, registry.owner(part.kind, part.name)) for one in chosen for part in nested(one)]

@@ -18,6 +18,7 @@ from rlplug.context import RunContext
 from rlplug.contract.members import BASES, DERIVED, Made, check_class, check_env, declared, make, record_misfit, written
 from rlplug.envs.rows import actions_misfit
 from rlplug.plugins.buffer.replay import Replay
+from rlplug.plugins.curriculum.stages import Linear
 from rlplug.plugins.loop.alternate import Alternate
 from rlplug.registry import KINDS
 from rlplug.run import launch
@@ -26,7 +27,7 @@ from tests.contract import mistakes
 from tests.contract.mistakes import build_run, run
 from tests.contract.toys import Sound
 from tests.contract.worlds import chosen
-from tests.installing import install, site  # noqa: F401  fixtures
+from tests.installing import installed
 
 SCHEDULE = {"lr": [[0, 0.1], [100, 0.01]]}
 PAIR = "return (a dict with the action, a dict with the carry)"
@@ -132,9 +133,7 @@ SOUND = {"walk", "storing"}
 DOCS = (Path(__file__).parents[2] / "docs" / "mistakes.md").read_text()
 
 
-@pytest.fixture(autouse=True)
-def package(install):  # noqa: F811
-    install("rlplug-mistakes", "rlplug_mistakes", mistakes.FILES)
+package = installed("rlplug-mistakes", "rlplug_mistakes", mistakes.FILES)
 
 
 def changes(name):
@@ -184,6 +183,7 @@ SOUND_CLASSES = {
     "hardware": mistakes.Computer,
     "env": mistakes.Walk,
     "logger": mistakes.Logger,
+    "curriculum": Linear,
 }
 
 

@@ -21,8 +21,8 @@ from rlplug import registry, testing
 from rlplug.agent import ESTIMABLE, EVALUABLE
 from rlplug.cli import main
 from rlplug.cli.arguments import parsed
-from rlplug.cli.pbt import prepared
 from rlplug.cli.sweep import check_sweep
+from rlplug.cli.sweeper import module
 from rlplug.config import parse
 from rlplug.config.changes import change, resumed
 from rlplug.config.schema import RESUMABLE
@@ -247,23 +247,30 @@ RIGHT = set[tuple[str, ...]]()
 
 
 @by_name
-def test_commands_are_right(page: Path, install: Install, site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    install("rlplug-best", "rlplug_best", files(TEXT[DOCS / "hooks.md"]))
+def test_commands_are_right(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+):
+    """Only a page with a package of its own gets a folder to install it in: then all presets are searched again."""
+    found = commands(TEXT[page])
     monkeypatch.chdir(tmp_path)
     write(tmp_path, files(TEXT[page]))
+    if page == DOCS / "hooks.md":
+        request.getfixturevalue("install")("rlplug-best", "rlplug_best", files(TEXT[page]))
     if page.is_relative_to(DOCS / "examples"):
-        install_project(site, page.parent, tmp_path)
-    for arguments in commands(TEXT[page]):
+        install_project(request.getfixturevalue("site"), page.parent, tmp_path)
+    for arguments in found:
         if tuple(arguments) in RIGHT and arguments[:1] != ["new"]:
             continue
         RIGHT.add(tuple(arguments))
         if arguments[:1] == ["new"]:
             assert main(arguments) == 0
-            install_project(site, tmp_path / f"rlplug-{arguments[2]}")
+            install_project(request.getfixturevalue("site"), tmp_path / f"rlplug-{arguments[2]}")
         elif arguments[:1] in (["plugins"], ["schema"]):
             assert main(arguments) == 0
         elif arguments and arguments[0].startswith(".testing."):
-            subprocess.run([sys.executable, "-m", f"rlplug{arguments[0]}", "--help"], check=True, capture_output=True)
+            monkeypatch.setattr(sys, "argv", [arguments[0], "--help"])
+            with pytest.raises(SystemExit, match=r"^0$"):
+                runpy.run_module(f"rlplug{arguments[0]}", run_name="__main__")
             rlplug.compose([argument for argument in arguments[1:] if "=" in argument])
         elif arguments[:1] in (["data"], ["runs"], ["diff"], ["watch"], ["play"], ["export"], ["push"]):
             continue
@@ -279,8 +286,8 @@ def test_commands_are_right(page: Path, install: Install, site: Path, tmp_path: 
                 raw = rlplug.compose(["algo=dqn"]).raw
             parse(resumed(raw, words) if verb == "resume" else change(raw, words, MAY[verb], ""))
         elif "-m" in arguments:
-            own = any(argument.startswith("sweeper=") for argument in arguments)
-            (prepared if own else check_sweep)(arguments[1:])
+            own = module(arguments)
+            (own.prepared if own else check_sweep)(arguments[1:])
         elif arguments[:1] == ["check"] and "--json" in arguments:
             assert main(arguments) == 0
         elif any(argument.startswith("--") for argument in arguments):  # Hydra prints, and sets up logging
