@@ -215,7 +215,7 @@ def test_values_and_distributions_of_observations(tmp_path):
     with pytest.raises(ValueError, match="PPO computes no values of all actions; see value"):
         agent.q(one)
     off = {"num_steps_sampled_before_learning_starts": 32, "total_steps": 64, "buffer.capacity": 64, "num_envs": 1}
-    words = {key: value for key, value in SMALL.items() if key != "algo"} | off
+    words: Any = {key: value for key, value in SMALL.items() if key != "algo"} | off
     agent = rlplug.train(algo="dqn", folder=tmp_path / "dqn", **words).agent
     assert agent.q(two).shape == (2, 2)
     assert agent.q(one).max() == pytest.approx(agent.value(one))
@@ -266,9 +266,8 @@ def test_a_session_is_driven_left_and_resumed(tmp_path):
         run.step()
         assert (run.updates, run.done) == (2, False)
         steps = run.env_steps
-        assert run.metrics["time/wall_s"] > 0
         found = run.evaluate()
-        assert found["eval/return_mean"] == float(run.result)
+        assert found["eval/return_mean"] == float(run.result) == run.metrics["eval/return_mean"]
         assert run.save().name == f"step_{steps:012d}"
     assert run.result.summary["status"] == "interrupted"
     with rlplug.Session.resume(run.folder) as run:
