@@ -404,6 +404,19 @@ def test_what_an_environment_reports_is_averaged_per_episode(tmp_path, vectoriza
     assert all(0.5 <= half <= 0.6 for half in halves)
 
 
+@pytest.mark.slow
+def test_actors_get_the_objects_and_return_metrics(tmp_path):
+    class Local(Scored):
+        pass
+
+    env = {"name": "gymnasium", "entry_point": Local}
+    options = SMALL | {"hardware.actors.count": 2, "hardware.actors.num_cpus": 0, "log.every": 64}
+    rlplug.train(env=env, model=type("Own", (Net,), {}), folder=tmp_path / "run", **options)
+    steps, lengths = columns(tmp_path / "run", "episode/steps", "episode/length")
+    assert steps == pytest.approx(lengths)
+    assert len(steps) >= 1
+
+
 def test_metrics_over_ranks(tmp_path):
     env = {"name": "gymnasium", "entry_point": Scored}
     rlplug.train(env=env, folder=tmp_path / "run", **SMALL | {"hardware": "2cpu", "log.every": 64})
