@@ -30,7 +30,6 @@ from rlplug.envs.spaces import batched, execute, observe
 from rlplug.envs.spec_json import from_json, mismatch, to_json
 from rlplug.estimation.estimator import Estimator
 from rlplug.evaluation.evaluator import Evaluator
-from rlplug.functional.returns import episode_metrics
 from rlplug.registry.installed import check_installed, versions
 from rlplug.trainer.normalize import Normalizer
 from rlplug.trainer.optimizer import refuse_nan
@@ -268,7 +267,7 @@ def evaluate(
         else:
             job = replace(evaluator.job, mode=mode)
             played = evaluator.noted(evaluator.play(job, checkpoint.steps))
-            metrics = episode_metrics(played, ctx.spec)
+            metrics = algorithm.episode_metrics(played)
             if files is not None:
                 files.add_all(played)
     extremes = {f"eval/return_{name}": getattr(played["return"], name)().item() for name in ("min", "max")}

@@ -19,7 +19,6 @@ from rlplug.data.recorder import EpisodeFiles, RunRecorder
 from rlplug.distributed.rng import global_state, load_global_state
 from rlplug.envs.checking import checked
 from rlplug.envs.spec_json import from_json, mismatch, to_json
-from rlplug.functional.returns import episode_metrics
 from rlplug.hooks import UserCallbacks
 from rlplug.limits import Stopping
 from rlplug.registry.discovery import unknown
@@ -142,7 +141,7 @@ class Callbacks:
         with trainer.clock.phase("evaluate"):
             played = actors.wait(lambda: bool(trainer.agreement.asked) or not wait)
         if played is not None:
-            result = episode_metrics(self.evaluation.evaluator.noted(played), trainer.ctx.spec)
+            result = trainer.algorithm.episode_metrics(self.evaluation.evaluator.noted(played))
             self._evaluated(trainer, result, actors.env_steps)
             if self.manager is not None:
                 self._saved(trainer, self.manager.set_score(actors.env_steps, result["eval/return_mean"]))

@@ -10,6 +10,7 @@ import re
 import resource
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from importlib.util import find_spec
 from itertools import chain
 from typing import Any
 
@@ -43,7 +44,10 @@ def check(resolved: ResolvedRun) -> None:
     """Raise ``ConfigError`` unless components are compatible, and ranks and actors get equal shares."""
     rows = (_loop, _buffer, _data, _exploration, _curriculum, _hardware)
     refuse(chain.from_iterable(of(resolved) for of in rows))
-    if (plan := resolved.plan).ray is not None and plan.ray.address is None:
+    if ((plan := resolved.plan).actors is not None or plan.launcher == "ray") and find_spec("ray") is None:
+        key = "hardware" if plan.actors is None else "hardware.actors.count"
+        raise ConfigError(key, "Ray, which starts the processes, is not installed: pip install 'rlplug[ray]'")
+    if plan.ray is not None and plan.ray.address is None:
         require_room(plan, {"CPU": os.cpu_count() or 1, "GPU": torch.cuda.device_count()}, "this machine")
 
 
