@@ -224,6 +224,33 @@ def test_values_and_distributions_of_observations(tmp_path):
         agent.distribution(one)
 
 
+class Stateful:
+    """A callback with a state of its own; its file is no part of it."""
+
+    def __init__(self) -> None:
+        self.seen, self.file = 0, open(os.devnull)  # noqa: SIM115
+
+    @hookimpl
+    def rlplug_updated(self, losses: Any) -> None:
+        self.seen += 1
+
+    def state(self) -> dict[str, int]:
+        return {"updates": self.seen}
+
+    def load(self, state: dict[str, int]) -> None:
+        self.seen = state["updates"]
+
+
+def test_a_callback_saves_its_own_state(tmp_path):
+    with rlplug.Session(callbacks=[Stateful], folder=tmp_path / "run", **SMALL) as run:
+        run.step()
+        run.step()
+    resumed = Stateful()
+    with rlplug.Session.resume(tmp_path / "run") as run:
+        (own,) = [one for one in run._trainer.hooks.get_plugins() if isinstance(one, Stateful)]  # type: ignore[union-attr]
+        assert own.seen == 2 > resumed.seen
+
+
 # ---- sessions --------------------------------------------------------------------------------------------------------
 
 SCRIPT = """
