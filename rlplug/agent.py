@@ -79,13 +79,13 @@ class Agent(Insight):
         Raises:
             ValueError: an argument is missing, or does not fit the spaces or the current episodes.
         """
-        step, columns, select = self._rows(obs, reward, action_mask, env_state)
+        step, columns, select = self._step_of(obs, reward, action_mask, env_state)
         self._action = self._decide(step, mode, columns)["action"].cpu().numpy()
         if self._action.shape != (columns, *(self._inside.action.shape or ())):
             raise ValueError(f"the policy's actions {self._action.shape[1:]} do not fit {self._inside.action}")
         return self._execute(self._action)[select]
 
-    def _rows(self, obs: Any, reward: Any, action_mask: Any, env_state: Any) -> tuple[Batch, int, Any]:
+    def _step_of(self, obs: Any, reward: Any, action_mask: Any, env_state: Any) -> tuple[Batch, int, Any]:
         batch, n = batched(self._native.obs, obs)
         columns = 1 if n is None else n
         self._begin(columns)

@@ -63,12 +63,14 @@ class MetricsLog:
         progress.episodes += len(finished)
         metrics = [*trainer.collector.episode_metrics(), *trainer.reports.user.drain()]
         row = episode_means(trainer.learner.placement.exchange(metrics))
+        reported = bool(row)  # some of the metrics of others may come later
         if finished:
             returns, lengths, envs, *by_group = zip(*finished, strict=True)
             row |= {"episode/return": float(np.mean(returns)), "episode/length": float(np.mean(lengths))}
             names = [f"episode/return/{name}" for name in trainer.episodes.groups]
             row |= {name: float(np.mean(returns)) for name, returns in zip(names, by_group, strict=True)}
-            self.stopping.require(row | {LEAST: 0.0}, "episode/")
+            if not reported:
+                self.stopping.require(row | {LEAST: 0.0}, "episode/")
             least = least_exploring(trainer.policy.exploration.values())
             if kept := [total for total, env in zip(returns, envs, strict=True) if env in least]:
                 row[LEAST] = float(np.mean(kept))

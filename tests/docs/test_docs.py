@@ -184,12 +184,16 @@ def test_the_first_run_in_the_docs_works(tmp_path: Path, monkeypatch: pytest.Mon
     assert names["done"]
 
 
-def test_the_callback_in_the_docs_works(install: Install, tmp_path: Path):
+def test_the_callbacks_in_the_docs_work(install: Install, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     package = files(TEXT[DOCS / "hooks.md"])
+    monkeypatch.syspath_prepend(str(tmp_path))
+    write(tmp_path, {"mymodule.py": package.pop("mymodule.py")})
     assert set(package) == {"rlplug_best/__init__.py", "rlplug_best/callback.py", "rlplug_best/conf/logger/best.yaml"}
     install("rlplug-best", "rlplug_best", package)
     short = ["algo=ppo", "total_steps=1024", "eval.episodes=1", "model.hidden=[8]", "logger.only=[best]"]
-    rlplug.train([*short, "logger.best.file=policy.pt", f"hydra.run.dir={tmp_path / 'run'}"])
+    own = "callbacks=[{entry_point: mymodule:Falls, kwargs: {limit: -1.0}}]"
+    rlplug.train([*short, "logger.best.file=policy.pt", own, f"hydra.run.dir={tmp_path / 'run'}"])
+    assert "episode/left" in (tmp_path / "run" / "metrics.csv").read_text()
     assert (tmp_path / "run" / "policy.pt").stat().st_size > 0
     assert "best" in yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["logger"]
 
