@@ -95,17 +95,20 @@ def export(
         about["page"] = environment(about["env"], [x.name for x in policy.inputs], limit)
         loaded = load_runtime(runtime)
     played = record(policy, agent.ctx, make, steps)
-    with atomic.renamed(folder) as partial:
-        partial.mkdir(parents=True)
-        write(program, policy, partial / FILES[format])
-        (about["replay"],) = replayed({partial / FILES[format]: played})
-        if loaded is not None:
-            text = page(about, (partial / FILES[format]).read_bytes(), loaded)
-            atomic.write(partial / "index.html", text.encode())
-        about["files"] = {file.name: file.stat().st_size for file in sorted(partial.iterdir())}
-        atomic.write(partial / MANIFEST, json.dumps(about, indent=1).encode())
-        if folder.exists():
-            atomic.delete(folder)
+    try:
+        with atomic.renamed(folder) as partial:
+            partial.mkdir(parents=True)
+            write(program, policy, partial / FILES[format])
+            (about["replay"],) = replayed({partial / FILES[format]: played})
+            if loaded is not None:
+                text = page(about, (partial / FILES[format]).read_bytes(), loaded)
+                atomic.write(partial / "index.html", text.encode())
+            about["files"] = {file.name: file.stat().st_size for file in sorted(partial.iterdir())}
+            atomic.write(partial / MANIFEST, json.dumps(about, indent=1).encode())
+            if folder.exists():
+                atomic.delete(folder)
+    except OSError as error:
+        raise ConfigError("", f"--to {folder} cannot be written: {error.strerror}") from None
     return about | {"folder": str(folder)}
 
 
