@@ -43,6 +43,8 @@ OUTSIDE = {
 """pages of the repository outside of docs -> their places in the site"""
 HOME = {"README.md": "index.md", "plugins": "custom_plugin.md", "docs/adr": "adr/README.md", "rlplug/api": "api/api.md"}
 """other links that lead to a page"""
+INSIDE = ("adr/", "api/", "architecture", "changelog", "contributing", "exports")
+"""pages that the search lists after those for users"""
 LANGUAGES = {".py": "python", ".yaml": "yaml", ".toml": "toml", ".ini": "ini", ".json": "json"}
 LINK = re.compile(r"(?<=\]\()(?!\w+:|#)([^)\s#]+)(#[^)\s]*)?(?=[)\s])")
 FENCE = re.compile(r"^(```|    ).*?(?:^```$|$)", re.DOTALL | re.MULTILINE)
@@ -95,6 +97,8 @@ def on_files(files: Files, config: MkDocsConfig) -> None:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    if page.file.src_uri.startswith(INSIDE):
+        page.meta["search"] = {"boost": 0.3}
     markdown = tables.MARK.sub(lambda found: tables.generate(found[1]), markdown)
     here = Path(page.file.src_uri).parent
 

@@ -12,10 +12,14 @@ from rlplug.api.data import Goals, Simulator
 from rlplug.api.records import Job, Losses, Needs, Optim, Play, Segment
 from rlplug.functional.returns import episode_metrics
 from rlplug.nn.module import Module
-from rlplug.types import Batch, ConfigError, EnvSpec, Mode, Progress, Role, Weights
+from rlplug.types import Batch, ConfigError, EnvSpec, Mode, Progress, Role, Tree, Weights
 
 if TYPE_CHECKING:
     from gymnasium import Space
+
+    from rlplug.nn import Distribution
+
+__all__ = ["Algorithm", "Context", "Curriculum", "Exploration", "Learner", "Model", "Reduction", "Trainable"]
 
 
 class Context(Protocol):
@@ -111,6 +115,7 @@ class Learner(Protocol):
     """The only place with backward passes and collectives."""
 
     progress: Progress
+    algorithm: Algorithm
 
     def minimize(
         self, batch: Batch, who: Trainable, parts: Sequence[str] | None = None, *, diagnostics: bool = True
@@ -171,6 +176,7 @@ class Trainable(nn.Module):
     def observe(self, segment: Segment, learner: Learner) -> None:
         """Update running statistics from each collected row, once and in time order.
 
+        Statistics that ``act`` reads are buffers, which actors receive before every rollout; weights change in updates.
         It may call the learner's collectives: it is called equally often on every rank.
         """
 
@@ -227,7 +233,7 @@ class Algorithm(Trainable):
         Args:
             step: ``obs``, ``is_first`` and the environment's extras such as ``action_mask``; ``[B, ...]``.
             carry: recurrent state before the row.
-            mode: ``explore`` in training, ``greedy`` in evaluation, ``random`` before learning starts.
+            mode: ``explore`` in training, ``greedy`` in evaluation, ``random``: uniform, before learning starts.
 
         Returns:
             The keys to store with the row (``action``, and for example ``logp`` and ``value``), and the new carry.
@@ -286,6 +292,10 @@ class Algorithm(Trainable):
         """
         return None
 
+    def distribution(self, batch: Batch) -> Distribution:
+        """Return the distribution of the action of every row ``[T+1, B]``; rows are as for ``logp``."""
+        raise NotImplementedError(f"{type(self).__name__}.distribution")
+
     def logp(self, batch: Batch) -> Tensor:
         """Return the log-probability or log-density ``[T+1, B]`` of ``batch["action"]`` under the current policy.
 
@@ -295,7 +305,7 @@ class Algorithm(Trainable):
         Raises:
             NotImplementedError: the algorithm has no such policy, or does not offer it.
         """
-        raise NotImplementedError(f"{type(self).__name__}.logp")
+        return self.distribution(batch).logp(batch["action"])
 
     def values(self, batch: Batch) -> Tensor:
         """Return the current critic's value of every row, ``[T+1, B]``; see ``logp``."""
@@ -347,6 +357,28 @@ class Exploration(Trainable):
         With agents it has the shape of ``reward``; with several groups, return a dict of the rewarded groups.
         """
         return None
+
+
+class Curriculum(Trainable):
+    """Chooses the tasks of training episodes. Its state is in buffers, equal on all ranks; it has no optimizers.
+
+    Rows that it observes have their ``task``.
+    """
+
+    metric: str = ""  # metric to ``read``, such as ``episode/return``; empty: none
+
+    def tasks(self) -> Tree:
+        """Return the task of the next episode of every environment of the run; arrays, ``[num_envs, ...]``.
+
+        It is called before each round, equally often on every rank, and draws with ``rows=False``.
+        """
+
+    def read(self, value: float) -> None:
+        """Receive ``metric`` whenever it is logged."""
+
+    def metrics(self) -> dict[str, float]:
+        """Return metrics, which are logged as ``curriculum/<name>`` and equal on all ranks."""
+        return {}
 
 
 class Model(Module):

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeAlias
 
 from rlplug.registry.discovery import unknown
-from rlplug.types import ConfigError
+from rlplug.results.places import run_at
+from rlplug.types import CheckpointError, ConfigError
 
 Flags: TypeAlias = Mapping[str, tuple[Callable[[str], Any], bool]]
 """for each flag, without dashes, the type of its value, and whether it may be given several times"""
@@ -27,6 +30,25 @@ def of_runs(verb: str, arguments: Sequence[str], flags: Flags, usage: str) -> tu
     if not words:
         raise ConfigError("", f"{verb} takes run folders, or folders of runs; see rlplug {verb} --help")
     return words, given
+
+
+def run_first(
+    verb: str, words: Sequence[str], takes: str = "a run folder or a checkpoint first"
+) -> tuple[Path, list[str]]:
+    """Return the folder of the run that a command line begins with, a path or a name, and the other words.
+
+    Raises:
+        ConfigError: the first word is a flag, a setting or missing; or as ``results.places.run_at``.
+    """
+    first, *rest = words or [""]
+    if first and not first.startswith("-"):
+        key, has_value, _ = first.partition("=")
+        try:
+            return run_at(first), rest
+        except CheckpointError:
+            if not has_value or os.sep in key or os.path.exists(first):
+                raise
+    raise ConfigError("", f"{verb} takes {takes}; see rlplug {verb} --help")
 
 
 def parsed(verb: str, arguments: Sequence[str], flags: Flags) -> tuple[list[str], dict[str, Any]]:

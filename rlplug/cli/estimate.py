@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlplug import cli
-from rlplug.cli.meant import require_run
+from rlplug.cli.arguments import run_first
 from rlplug.registry import warn_broken
 from rlplug.types import ConfigError
 
@@ -41,18 +40,16 @@ def main(arguments: Sequence[str]) -> int:
     if {"-h", "--help"} & set(arguments):
         print(USAGE)
         return 0
-    path, *overrides = [argument for argument in arguments if argument != "--json"] or [""]
-    if flags := [argument for argument in (path, *overrides) if argument.startswith("-")]:
+    words, as_json = cli.without_json(arguments)
+    if flags := [word for word in words if word.startswith("-")]:
         raise ConfigError("", f"estimate has no flag {flags[0]}; see rlplug estimate --help")
-    if not path or ("=" in path and not os.path.exists(path)):
-        raise ConfigError("", "estimate takes a run folder or a checkpoint first; see rlplug estimate --help")
-    require_run(path)
+    path, overrides = run_first("estimate", words)
     warn_broken()
 
-    from rlplug.agent import estimate  # here, because torch takes seconds to import
+    from rlplug.results.evaluate import estimate  # here, because torch takes seconds to import
 
     result = estimate(path, overrides, cli.tell)
-    cli.say(json.dumps(result) if "--json" in arguments else table(result))
+    cli.say(json.dumps(result) if as_json else table(result))
     return 0
 
 

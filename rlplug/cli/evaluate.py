@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlplug.cli import say, tell
-from rlplug.cli.meant import require_run
+from rlplug.cli.arguments import run_first
 from rlplug.cli.play import video
 from rlplug.registry import warn_broken
+from rlplug.results.places import run_at
 from rlplug.types import ConfigError, Mode
 
 USAGE = """rlplug evaluate <run folder or checkpoint> [--json] [--record] [--explore | --random] [key=value ...]
 
 Runs greedy episodes in the run's environment, with the weights of the run's newest good checkpoint or of
 the given one (such as checkpoints/best). --json prints one JSON object. --explore samples actions from the policy,
---random as before learning starts, both without exploration modules. --record also writes a video of one greedy
-episode, or of eval.record=3, to videos/ of the run folder. Writes no other files unless record.path is set.
+without exploration modules; --random samples them uniformly, whatever the policy. --record also writes a video of one
+greedy episode, or of eval.record=3, to videos/ of the run folder. Writes no other files unless record.path is set.
 
   against=runs/other       opponent of a league: the policy of another run
   against.prey=runs/other  play a policy with that of another run
@@ -46,15 +46,13 @@ def main(arguments: Sequence[str]) -> int:
     if len(modes) > 1:
         raise ConfigError("", "evaluate takes one of --explore and --random")
     known = ("--json", "--record", *(f"--{mode}" for mode in modes))
-    path, *overrides = [argument for argument in arguments if argument not in known] or [""]
-    if flags := [argument for argument in (path, *overrides) if argument.startswith("-")]:
+    words = [argument for argument in arguments if argument not in known]
+    if flags := [word for word in words if word.startswith("-")]:
         raise ConfigError("", f"evaluate has no flag {flags[0]}; see rlplug evaluate --help")
-    if not path or ("=" in path and not os.path.exists(path)):
-        raise ConfigError("", "evaluate takes a run folder or a checkpoint first; see rlplug evaluate --help")
-    require_run(path)
+    path, overrides = run_first("evaluate", words)
     warn_broken()
 
-    from rlplug.agent import evaluate  # here, because torch takes seconds to import
+    from rlplug.results.evaluate import evaluate  # here, because torch takes seconds to import
 
     against, overrides = opponents(overrides)
     shown = {"video": str(video(path, overrides))} if "--record" in arguments else {}
@@ -68,8 +66,10 @@ def opponents(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
     found = [re.fullmatch(r"against(?:\.([^=]+))?=(.*)", word) for word in words]
     runs = {match[1] or "": match[2] for match in found if match}
     for policy, path in runs.items():
-        if not os.path.exists(path):
-            raise ConfigError(f"against.{policy}".rstrip("."), f"there is no run {path!r}")
+        try:
+            runs[policy] = str(run_at(path))
+        except ConfigError as error:
+            raise ConfigError(f"against.{policy}".rstrip("."), error.message) from None
     return runs, [word for word, match in zip(words, found, strict=True) if not match]
 
 

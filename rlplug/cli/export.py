@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 from rlplug.cli import say, tell
-from rlplug.cli.meant import require_run
+from rlplug.cli.arguments import run_first
 from rlplug.registry import warn_broken
 from rlplug.types import ConfigError
 
@@ -49,7 +48,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true")
     parser.add_argument("words", nargs="*")
     given = parser.parse_intermixed_args(arguments)
-    path, overrides = run_first(given.words, "export")
+    path, overrides = run_first("export", given.words)
     warn_broken()
 
     from rlplug.results.export import export  # here, because torch takes seconds to import
@@ -67,19 +66,6 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise ConfigError("", f"{message}; see {self.prog} --help")
-
-
-def run_first(words: Sequence[str], verb: str) -> tuple[str, Sequence[str]]:
-    """Return the run that a command line begins with, and the rest.
-
-    Raises:
-        ConfigError: there is none.
-    """
-    path, *rest = words or [""]
-    if not path or ("=" in path and not os.path.exists(path)):
-        raise ConfigError("", f"{verb} takes a run folder or a checkpoint first; see rlplug {verb} --help")
-    require_run(path)
-    return path, rest
 
 
 def _table(found: Mapping[str, Any]) -> str:

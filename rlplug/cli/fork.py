@@ -12,8 +12,7 @@ from uuid import uuid4
 from rlplug.checkpointing import atomic
 from rlplug.checkpointing.format import FOLDER, MANIFEST, Checkpoint, checkpoints, find, folder_of, sealed, steps_of
 from rlplug.cli import printing, say_run, tell, without_json
-from rlplug.cli.arguments import Flags, parsed
-from rlplug.cli.meant import require_run
+from rlplug.cli.arguments import Flags, parsed, run_first
 from rlplug.config import parse
 from rlplug.config.changes import STRETCH, change, extended
 from rlplug.config.errors import differences, joined
@@ -40,6 +39,7 @@ STATE = "a fork continues from the state in the checkpoint"
 FIXED = {
     "algo.name": STATE,
     "buffer.name": STATE,
+    "curriculum.name": STATE,
     "env": STATE,
     "exploration": STATE,
     "hardware.actors.count": STATE,
@@ -66,15 +66,12 @@ def main(arguments: Sequence[str]) -> int:
         return 0
     arguments, as_json = without_json(arguments)
     words, given = parsed("fork", arguments, FLAGS)
-    first, *overrides = words or [""]
-    if not first or first.startswith("-") or ("=" in first and not Path(first.rpartition("@")[0] or first).exists()):
-        raise ConfigError("", "fork takes a run folder, then settings written key=value; see rlplug fork --help")
-    name, step = _parsed(first)
-    require_run(name)
+    words, step = _without_step(words)
+    run, overrides = run_first("fork", words, "a run folder, then settings written key=value")
     warn_broken()
 
-    folder, notes = prepare(Path(name), step, overrides, given.get("to") and Path(given["to"]))
-    for note in (f"forked {name} to {folder}", *notes):
+    folder, notes = prepare(run, step, overrides, given.get("to") and Path(given["to"]))
+    for note in (f"forked {run} to {folder}", *notes):
         tell(note)
     try:
         with printing(as_json):
@@ -83,21 +80,22 @@ def main(arguments: Sequence[str]) -> int:
         if not run_dir.read(folder)[1]["resumed"]:  # it did not begin
             shutil.rmtree(folder)
         raise
-    if overrides and same_weights(Path(name), folder):
-        tell(f"the weights are equal to those of {name} at the same step: {' '.join(overrides)} had no effect")
+    if overrides and same_weights(run, folder):
+        tell(f"the weights are equal to those of {run} at the same step: {' '.join(overrides)} had no effect")
     if as_json:
         say_run(folder)
     return 0
 
 
-def _parsed(word: str) -> tuple[str, int | None]:
-    """Split ``run@step``; a run folder may itself have an @ in its name."""
-    name, at, step = word.rpartition("@")
-    if not at or Path(word).exists():
-        return word, None
+def _without_step(words: Sequence[str]) -> tuple[Sequence[str], int | None]:
+    """Split the step from the first word, ``run@step``; a fork itself is named ``run@step,key=value``."""
+    first, *rest = words or [""]
+    name, at, step = first.rpartition("@")
+    if not at or "," in step or Path(first).exists():
+        return words, None
     if not step.replace("_", "").isdecimal():
         raise ConfigError("", f"{step!r} is no step; fork takes <run folder>@<step>, as runs/ppo_cartpole@20000")
-    return name, int(step.replace("_", ""))
+    return [name, *rest], int(step.replace("_", ""))
 
 
 def prepare(run: Path, step: int | None, overrides: Sequence[str], to: Path | None = None) -> tuple[Path, list[str]]:

@@ -1,15 +1,11 @@
-"""Suggestions for verbs, flags and run names of command lines written for other programs."""
+"""Suggestions for verbs and flags of command lines written for other programs."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterable, Iterator
-from contextlib import suppress
-from itertools import islice
-from pathlib import Path
+from collections.abc import Iterable
 
 from rlplug.registry.discovery import unknown
-from rlplug.types import CheckpointError, ConfigError
+from rlplug.types import ConfigError
 
 VERBS = {
     "test": "evaluate runs episodes: evaluate <run folder>",
@@ -48,11 +44,6 @@ FLAGS = {
 }
 """flags of other programs, without dashes, and their equivalents"""
 
-DEPTH = 4
-"""maximum depth of folders to search for runs: runs/multirun/<date>/<job>"""
-MOST = 1_000
-"""maximum number of folders per depth, and of entries per folder, to visit"""
-
 
 def no_verb(verb: str, verbs: Iterable[str]) -> ConfigError:
     """Return the error for a verb that is not one of ``verbs``."""
@@ -82,41 +73,3 @@ def no_flag(argument: str, others: str = "") -> ConfigError:
     return ConfigError(
         "", f"there is no flag {flag}; {others or 'settings are written key=value, and --help lists flags'}"
     )
-
-
-def require_run(path: str) -> None:
-    """Raise ``CheckpointError`` with the newest run as a suggestion, if a path is not a run.
-
-    For a folder of runs, suggest the newest run in it; for a missing path, the newest in ``runs``.
-    """
-    folder, own = Path(path), ("manifest.json", "checkpoints", "config.yaml")
-    try:
-        folder.stat()
-        exists = True
-    except FileNotFoundError:
-        exists = False
-    except (PermissionError, NotADirectoryError) as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from None
-    except (OSError, ValueError):  # the name is too long, or has a null character
-        return
-    if exists and (not folder.is_dir() or any((folder / name).exists() for name in own)):
-        return
-    newest = max(_runs(folder if exists else Path("runs")), key=lambda found: found[0], default=None)
-    if newest is not None:
-        what, where = ("contains no run", "in it") if exists else ("does not exist", "here")
-        raise CheckpointError(f"{path} {what}; the newest run {where} is {newest[1]}")
-
-
-def _runs(folder: Path) -> Iterator[tuple[float, Path]]:
-    """Yield runs in a folder, with the time of their start or last resume; incomplete if there are too many."""
-    level = [folder]
-    for _ in range(DEPTH):
-        below: list[Path] = []
-        for place in level[:MOST]:
-            with suppress(OSError), os.scandir(place) as entries:
-                below += [Path(entry.path) for entry in islice(entries, MOST) if entry.is_dir(follow_symlinks=False)]
-        for run in below:
-            with suppress(OSError):
-                if (run / "config.yaml").exists():
-                    yield (run / "manifest.json").stat().st_mtime, run
-        level = below

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import os
 import sys
 import tempfile
@@ -11,16 +12,17 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from rlplug.cli import say, tell
-from rlplug.cli.meant import require_run
+from rlplug.cli import say, tell, without_json
+from rlplug.cli.arguments import run_first
 from rlplug.registry import warn_broken
 from rlplug.types import ConfigError
 
-USAGE = """rlplug play <run folder or checkpoint> [--page] [key=value ...]
+USAGE = """rlplug play <run folder or checkpoint> [--page [--json]] [key=value ...]
 
 Shows greedy episodes in the run's environment, with the weights of the run's newest good checkpoint or of the given
 one (as checkpoints/best), in a window. Escape, Q or closing the window ends it. --page writes them as a video in one
-HTML page, which works offline, to videos/ of the run folder, and opens it in the browser; it needs no display.
+HTML page, which works offline, to videos/ of the run folder, and opens it in the browser; it needs no display. --json
+prints the page's path as one JSON object.
 
   eval.episodes=3          how many episodes; as in the run, if not given; with --page one
   seed=7                   other episodes
@@ -46,15 +48,20 @@ def main(arguments: Sequence[str]) -> int:
     if {"-h", "--help"} & set(arguments):
         print(USAGE)
         return 0
-    path, *overrides = [argument for argument in arguments if argument != "--page"] or [""]
-    if flags := [argument for argument in (path, *overrides) if argument.startswith("-")]:
+    words, as_json = without_json(arguments)
+    words, with_page = [word for word in words if word != "--page"], "--page" in words
+    if flags := [word for word in words if word.startswith("-")]:
         raise ConfigError("", f"play has no flag {flags[0]}; see rlplug play --help")
-    if not path or ("=" in path and not os.path.exists(path)):
-        raise ConfigError("", "play takes a run folder or a checkpoint first; see rlplug play --help")
-    require_run(path)
+    if as_json and not with_page:
+        raise ConfigError("", "a window has no result for --json; add --page, or use rlplug evaluate --json")
+    path, overrides = run_first("play", words)
     warn_broken()
-    if "--page" in arguments:
-        return _page(path, overrides)
+    if with_page:
+        page = _page(path, overrides)
+        say(json.dumps({"page": str(page)}) if as_json else page)
+        if sys.stdout.isatty():
+            webbrowser.open(page.absolute().as_uri())
+        return 0
     window = _Window(path)
 
     images, fps, _ = episodes(path, overrides)
@@ -62,17 +69,17 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def episodes(path: str, overrides: Sequence[str], n: Callable[[Any], int] = lambda eval: eval.episodes) -> Any:
+def episodes(path: str | Path, overrides: Sequence[str], n: Callable[[Any], int] = lambda eval: eval.episodes) -> Any:
     """Return images ``[H, W, 3]`` uint8 of greedy episodes, how many a second shows, and the file for their video.
 
     Args:
         n: returns the number of episodes for the settings ``eval``.
 
     Raises:
-        ConfigError: see ``agent.evaluate``.
+        ConfigError: see ``results.evaluate``.
     """
-    from rlplug.agent import stage  # here, because torch takes seconds to import
     from rlplug.evaluation.video import ALONE, pictures
+    from rlplug.results.evaluate import stage  # here, because torch takes seconds to import
 
     checkpoint, _, core, algorithm, ctx, normalize, make = stage(path, overrides, tell)
     env = make(ALONE, True)
@@ -81,7 +88,7 @@ def episodes(path: str, overrides: Sequence[str], n: Callable[[Any], int] = lamb
     return images, env.traits.render_fps, checkpoint.path.parents[1] / "videos" / name
 
 
-def video(path: str, overrides: Sequence[str]) -> Path:
+def video(path: str | Path, overrides: Sequence[str]) -> Path:
     """Write a video of ``eval.record`` greedy episodes, or one, to ``videos/`` of the run folder; return the file."""
     images, fps, file = episodes(path, overrides, lambda eval: max(eval.record, 1))
 
@@ -98,7 +105,7 @@ class _Window:
         ConfigError: there is no display, or pygame is not installed.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: Path) -> None:
         os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
         try:
             import pygame
@@ -134,8 +141,8 @@ class _Window:
             clock.tick(fps)
 
 
-def _page(path: str, overrides: Sequence[str]) -> int:
-    """Write a page with a video, print its path, and open it where there is a browser."""
+def _page(path: Path, overrides: Sequence[str]) -> Path:
+    """Write a page with a video; return its path."""
     import html
 
     from rlplug.checkpointing import atomic
@@ -149,7 +156,4 @@ def _page(path: str, overrides: Sequence[str]) -> int:
     page = file.with_name("play.html")
     page.parent.mkdir(exist_ok=True)
     atomic.replace(page, PAGE.format(title=html.escape(f"rlplug play {path}"), video=shown).encode())
-    say(page)
-    if sys.stdout.isatty():
-        webbrowser.open(page.absolute().as_uri())
-    return 0
+    return page

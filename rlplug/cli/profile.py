@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import os
 import tempfile
@@ -11,9 +12,9 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-from rlplug.cli import table, tell
+from rlplug.cli import printing, say, table, tell, without_json
 from rlplug.config import composed, validated
 from rlplug.registry import hookimpl, warn_broken
 from rlplug.types import ConfigError, RunError
@@ -24,14 +25,15 @@ if TYPE_CHECKING:
 
     from rlplug.trainer.trainer import Trainer
 
-USAGE = """rlplug profile [--seconds 10] [--html profile.html] [key=value ...]
+USAGE = """rlplug profile [--seconds 10] [--html profile.html] [--json] [key=value ...]
 
 Trains like `rlplug train` for some seconds after the first update and shows where the time goes: a table,
 the bottleneck, and an HTML page with every call, as a tree and a timeline. Writes nothing else.
 Skips checkpoints, and also evaluations and loggers unless eval.every or logger is set.
 
   --seconds 10             seconds to profile
-  --html profile.html      path of the page; an existing file is replaced"""
+  --html profile.html      path of the page; an existing file is replaced
+  --json                   print one JSON object"""
 
 INTERVAL = 0.002  # sampling interval in seconds
 WIDE = 256  # units of a layer from which bfloat16 pays off; with 128 units it costs 10 %
@@ -96,6 +98,7 @@ def main(arguments: Sequence[str]) -> int:
     if {"-h", "--help"} & set(arguments):
         print(USAGE)
         return 0
+    arguments, as_json = without_json(arguments)
     parser = _Parser()
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--html", type=Path, default=Path("profile.html"))
@@ -119,7 +122,11 @@ def main(arguments: Sequence[str]) -> int:
 
     from rlplug.run.build import build, start  # here, because torch takes seconds to import
 
-    with tempfile.TemporaryDirectory() as folder, closing(build(run, Path(folder))) as trainer:
+    with (
+        printing(as_json),
+        tempfile.TemporaryDirectory() as folder,
+        closing(build(run, Path(folder))) as trainer,
+    ):
         if trainer.resolved.plan.world_size > 1:
             raise ConfigError(
                 "hardware", "profile supports one learner process; use one device, such as hardware=cpu or 1gpu"
@@ -128,9 +135,12 @@ def main(arguments: Sequence[str]) -> int:
         watch = Watch(Profiler(INTERVAL, async_mode="disabled"), given.seconds)
         watch.run(trainer)
         profile = watch.profile()
-        print(text(profile, trainer))
+        advice = bottleneck(profile, trainer)
     given.html.write_text(watch.profiler.output_html(), encoding="utf-8")
-    print(f"\nevery call: {given.html}")
+    if as_json:
+        say(json.dumps(result(profile, advice) | {"page": str(given.html)}))
+    else:
+        say(f"{text(profile, advice)}\n\nevery call: {given.html}")
     return 0
 
 
@@ -238,7 +248,15 @@ def _spent(frame: Frame, part: Part) -> Iterator[tuple[Part, float]]:
         yield from _spent(child, part if part[1] == REPORTS else found or part)  # evaluations act, too
 
 
-def text(profile: Profile, trainer: Trainer) -> str:
+def result(profile: Profile, advice: str) -> dict[str, Any]:
+    """Return the fractions of the time by activity and part, the speed, and the bottleneck."""
+    activities = (COLLECT, LEARN, BETWEEN)
+    shares = {what: {part or REST: share for part, share in profile.of(what).items()} for what in activities}
+    speed = {"env_steps_per_s": profile.steps_per_s, "updates_per_s": profile.updates_per_s}
+    return {"shares": shares, **speed, "device_busy": profile.busy, "bottleneck": advice.removeprefix("bottleneck: ")}
+
+
+def text(profile: Profile, advice: str) -> str:
     """Return the table, the speed and the bottleneck."""
     rows: list[tuple[str, str, str]] = []
     rate, unit = (profile.steps_per_s, "environment step") if profile.steps_per_s else (profile.updates_per_s, "update")
@@ -255,7 +273,7 @@ def text(profile: Profile, trainer: Trainer) -> str:
     speed = f"{profile.steps_per_s:,.0f} environment steps and {profile.updates_per_s:,.1f} updates a second"
     if profile.busy is not None:
         lines.append(f"the device computes {profile.busy:.0%} of the time; it is counted where the host waits for it")
-    return "\n".join([*lines, "", speed, bottleneck(profile, trainer)])
+    return "\n".join([*lines, "", speed, advice])
 
 
 def bottleneck(profile: Profile, trainer: Trainer) -> str:

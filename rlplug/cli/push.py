@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from pathlib import Path
 
 from rlplug.cli import say, tell
-from rlplug.cli.export import Parser, run_first
+from rlplug.cli.arguments import run_first
+from rlplug.cli.export import Parser
 from rlplug.registry import warn_broken
 from rlplug.types import ConfigError
 
@@ -37,14 +37,14 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true")
     parser.add_argument("words", nargs="*")
     given = parser.parse_intermixed_args(arguments)
-    path, more = run_first(given.words, "push")
+    path, more = run_first("push", given.words)
     if more:
         raise ConfigError("", f"push takes one run folder, and not {more[0]} too; see rlplug push --help")
     warn_broken()
 
     from rlplug.results.card import push  # here, because torch takes seconds to import
 
-    found = push(Path(path), given.to, tell)
+    found = push(path, given.to, tell)
     said = f"{found['to']}: {len(found['files'])} files, {sum(found['files'].values()) / 1e6:,.1f} MB"
     say(json.dumps(found) if given.json else said)
     return 0

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
-from pathlib import Path
 
 from rlplug.cli import printing, say_run, tell, without_json
-from rlplug.cli.meant import require_run
+from rlplug.cli.arguments import run_first
 from rlplug.registry import warn_broken
-from rlplug.types import ConfigError
 
 USAGE = """rlplug resume <run folder> [--json] [key=value ...]
 
 Continues a run from its newest good checkpoint, exactly as if it had not stopped. Needs only the run folder.
-Settings that do not affect learning can change: stop, eval, estimate, log, checkpoint, logger, hardware, compile,
-deterministic, on_nan. total_steps can be raised, and options that accept schedules can be set:
+Settings that do not affect learning can change: stop, eval, estimate, log, checkpoint, logger, callbacks, hardware,
+compile, deterministic, on_nan. total_steps can be raised, and options that accept schedules can be set:
 
   total_steps=200_000 schedules=stretch
                            stretch schedules that ended with the run over the new total
@@ -36,11 +33,7 @@ def main(arguments: Sequence[str]) -> int:
         print(USAGE)
         return 0
     words, as_json = without_json(arguments)
-    folder, *overrides = words or [""]
-    if not folder or ("=" in folder and not os.path.exists(folder)) or folder.startswith("-"):
-        raise ConfigError("", "resume takes a run folder, then settings written key=value; see rlplug resume --help")
-
-    require_run(folder)
+    folder, overrides = run_first("resume", words, "a run folder, then settings written key=value")
     warn_broken()
 
     from rlplug.run import launch  # here, because torch takes seconds to import
@@ -48,5 +41,5 @@ def main(arguments: Sequence[str]) -> int:
     with printing(as_json):
         launch.resume(folder, overrides, tell=tell)
     if as_json:
-        say_run(Path(folder))
+        say_run(folder)
     return 0

@@ -19,7 +19,7 @@ import psutil
 import yaml
 
 from rlplug.cli import FAILED, say, say_run, without_json
-from rlplug.cli.meant import require_run
+from rlplug.cli.arguments import run_first
 from rlplug.terminal import Live, Plain, Status, clock
 from rlplug.types import CheckpointError, ConfigError, RunError
 
@@ -48,19 +48,16 @@ def main(arguments: Sequence[str]) -> int:
         print(USAGE)
         return 0
     words, as_json = without_json(arguments)
-    path, *more = words or [""]
-    if not path or path.startswith("-"):
-        raise ConfigError("", "watch takes a run folder; see rlplug watch --help")
+    path, more = run_first("watch", words, "a run folder")
     every = 10.0
     for word in more:
         key, _, value = word.partition("=")
         if key != "every" or not re.fullmatch(r"\d+(\.\d+)?", value) or not float(value):
             raise ConfigError("", f"watch takes a run folder and every=<seconds>, not {word}; see rlplug watch --help")
         every = float(value)
-    require_run(path)
-    folder = Folder(Path(path))
+    folder = Folder(path)
     if not (folder.path / "manifest.json").exists():
-        raise CheckpointError(f"{path} {'holds no run' if folder.path.exists() else 'does not exist'}")
+        raise CheckpointError(f"{path} holds no run")
     if (summary := folder.summary()) is None and not folder.is_running():
         raise CheckpointError(f"{path} is not being trained; rlplug resume {path} continues it")
     try:

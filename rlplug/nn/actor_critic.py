@@ -56,6 +56,7 @@ class Policy(Module):
         dist, carry = self.dist(step, carry)
         if mode == "greedy":
             return {"action": dist.mode()}, carry
+        dist = dist.uniform() if mode == "random" else dist
         action = dist.sample(self.policy.noise(ctx, len(step["is_first"])))
         out: Batch = {"action": action}
         if "logp" in ctx.needs.stored:

@@ -10,8 +10,10 @@ import torch
 from gymnasium.spaces import Box, Discrete
 from torch import Tensor, nn
 
+from rlplug.nn.distributions import Categorical
+from rlplug.nn.heads import Draws
 from rlplug.nn.module import Module
-from rlplug.types import Batch
+from rlplug.types import Batch, Mode
 
 
 class DirectPolicy(Module):
@@ -45,6 +47,16 @@ class DirectPolicy(Module):
             return out.clamp(-1.0, 1.0).unflatten(-1, self.space.shape), carry
         mask = step.get("action_mask")
         return (out if mask is None else out.masked_fill(~mask, -torch.inf)).argmax(-1), carry
+
+    def act(self, step: Batch, carry: Batch, mode: Mode, ctx: Draws) -> tuple[Batch, Batch]:
+        """Act on one row of every column: ``Algorithm.act``."""
+        action, carry = self(step, carry)
+        if mode == "random" and isinstance(self.space, Box):
+            action = ctx.rand(*action.shape) * 2.0 - 1.0
+        elif mode == "random":
+            scores = torch.zeros(len(action), int(self.space.n), device=action.device)
+            action = Categorical(scores, step.get("action_mask")).sample(ctx.rand(len(action), 1))
+        return {"action": action}, carry
 
 
 def noise_of(seed: int, like: Mapping[str, Tensor]) -> dict[str, Tensor]:

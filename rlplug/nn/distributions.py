@@ -38,6 +38,10 @@ class Distribution(Protocol):
         """Return the most probable action, ``[..., *event]``."""
         ...
 
+    def uniform(self) -> Distribution:
+        """Return the uniform distribution over the allowed choices, or over [-1, 1]; it takes the same noise."""
+        ...
+
     def logp(self, action: Tensor) -> Tensor:
         """Return the log-probability or log-density, ``[...]``."""
         ...
@@ -66,6 +70,11 @@ def _log_softmax(logits: Tensor, mask: Tensor | None) -> Tensor:
     if mask is not None:
         logits = logits.masked_fill(~mask, torch.finfo(logits.dtype).min)
     return logits.log_softmax(-1)
+
+
+def _allowed(log_probs: Tensor) -> Tensor:
+    """Return the choices that exist and are not masked: the others have the lowest logit."""
+    return log_probs > 0.5 * torch.finfo(log_probs.dtype).min
 
 
 def _inverse_cdf(logp: Tensor, u: Tensor) -> Tensor:
@@ -102,6 +111,9 @@ class Categorical:
     def mode(self) -> Tensor:
         return self.params.argmax(-1)
 
+    def uniform(self) -> Categorical:
+        return Categorical(torch.zeros_like(self.params), _allowed(self.params))
+
     def logp(self, action: Tensor) -> Tensor:
         return self.params.gather(-1, action.unsqueeze(-1)).squeeze(-1)
 
@@ -131,11 +143,10 @@ class MultiCategorical:
 
     @property
     def allowed(self) -> Tensor:
-        """Return the choices that exist and are not masked, ``[..., A, n]`` bool: others have the lowest logit."""
-        return self.log_probs > 0.5 * torch.finfo(self.log_probs.dtype).min
+        """Return the choices that exist and are not masked, ``[..., A, n]`` bool."""
+        return _allowed(self.log_probs)
 
     def uniform(self) -> MultiCategorical:
-        """Return the uniform distribution over the allowed choices."""
         return MultiCategorical(torch.zeros_like(self.log_probs), self.allowed, self.event)
 
     def rebuild(self, params: Tensor) -> MultiCategorical:
@@ -180,6 +191,9 @@ class Bernoulli:
     def mode(self) -> Tensor:
         return _event((self.params > 0).long(), self.event)
 
+    def uniform(self) -> Bernoulli:
+        return Bernoulli(torch.zeros_like(self.params), self.event)
+
     def logp(self, action: Tensor) -> Tensor:
         return (_flat(action, self.event) * self.params - softplus(self.params)).sum(-1)
 
@@ -216,6 +230,10 @@ class DiagGaussian:
 
     def mode(self) -> Tensor:
         return _event(self.mean, self.event)
+
+    def uniform(self) -> Uniform:
+        zeros = torch.zeros_like(self.mean)
+        return Uniform(zeros, zeros, self.event)
 
     def logp(self, action: Tensor) -> Tensor:
         return self._logp((_flat(action, self.event) - self.mean) * (-self.log_std).exp())
@@ -265,6 +283,20 @@ class TanhGaussian(DiagGaussian):
     def entropy(self) -> Tensor:
         """Raise: the entropy has no closed form; estimate it ``[...]`` by ``-logp`` of samples."""
         raise TypeError("a tanh-Gaussian has no entropy in closed form; use minus the logp of a sample")
+
+
+class Uniform(DiagGaussian):
+    """Independent uniform numbers in [-1, 1]: ``a = 2 Phi(u) - 1`` of independent standard normal ``u``."""
+
+    def sample(self, noise: Tensor) -> Tensor:
+        return _event((noise * math.sqrt(0.5)).erf(), self.event)
+
+    def logp(self, action: Tensor) -> Tensor:
+        """Return the log-density ``[...]`` of actions in [-1, 1]."""
+        return self.mean.sum(-1) - self.mean.shape[-1] * math.log(2.0)
+
+    def entropy(self) -> Tensor:
+        return -self.logp(self.mean)
 
 
 def _log_tanh_slope(u: Tensor) -> Tensor:

@@ -7,7 +7,6 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,14 +16,13 @@ import yaml
 from rlplug.checkpointing import atomic
 from rlplug.config.errors import value_at
 from rlplug.registry.discovery import unknown
-from rlplug.results.record import CONFIG, MANIFEST, STATES, RunRecord, is_run, read
+from rlplug.results.places import CONFIG, MANIFEST, RUNS, folders, is_run, located, run_at
+from rlplug.results.record import STATES, RunRecord, read
 from rlplug.types import CheckpointError, ConfigError
 
 Filter = tuple[str, tuple[str, ...]]
 
-RUNS, JOB = Path("runs"), "job.json"
-DEEPEST = 6  # folders from a given one down to a run
-MOST = 20_000  # folders that are searched, runs not counted
+JOB = "job.json"
 OWN = ("state", "env", "algo")
 MISSING = object()
 
@@ -78,62 +76,10 @@ def find(
 
 
 def single(place: str) -> RunRecord:
-    """Return the run of a path, or of a name below ``runs``. Raises as ``find``."""
-    folder = located(place)
-    if not is_run(folder):
-        raise CheckpointError(
-            f"{place} holds no run" if next(folders(folder), None) is None else f"{place} holds runs; name one of them"
-        )
+    """Return the run of a path, or of a name below ``runs``. Raises as ``run_at``."""
+    if not is_run(folder := run_at(place)):
+        raise CheckpointError(f"{place} holds no run")
     return read(folder)
-
-
-def located(place: str) -> Path:
-    """Return the folder of a path, or of a run's name below ``runs``.
-
-    Raises:
-        ConfigError: there is none, or several runs have the name.
-    """
-    path = Path(place)
-    try:
-        if path.is_dir():
-            return path
-        exists = path.exists()
-    except OSError as error:
-        raise CheckpointError(f"{place} cannot be read: {error.strerror}") from None
-    if exists:
-        raise CheckpointError(f"{place} is a file, not a run folder")
-    parts = path.parts
-    named = [run for run in folders(RUNS) if parts and run.parts[-len(parts) :] == parts]
-    if len(named) > 1:
-        raise ConfigError(
-            "", f"{len(named)} runs have the name {place}: {named[0]} and {named[1]}; give the path of one"
-        )
-    if not named:
-        close = unknown(path.name, {run.name for run in folders(RUNS)}).partition("?")
-        raise CheckpointError(f"{place} does not exist" + (f"; {close[0]}?" if close[1] else ""))
-    return named[0]
-
-
-def folders(place: Path) -> Iterator[Path]:
-    """Yield the run folders at and below a folder, sorted by name; links and hidden folders are not followed.
-
-    Raises:
-        ConfigError: there are more than ``MOST`` folders.
-    """
-    left, seen = [(place, 0)], 0
-    while left:
-        folder, depth = left.pop()
-        if is_run(folder):
-            yield folder
-            continue
-        if (seen := seen + 1) > MOST:
-            raise ConfigError("", f"{place} holds more than {MOST:,} folders; name one that is nearer to the runs")
-        if depth == DEEPEST:
-            continue
-        below: list[str] = []
-        with suppress(OSError), os.scandir(folder) as entries:
-            below = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
-        left += [(folder / name, depth + 1) for name in sorted(below, reverse=True) if not name.startswith(".")]
 
 
 def matching(runs: Sequence[RunRecord], filters: Sequence[Filter]) -> list[RunRecord]:

@@ -22,12 +22,14 @@ import yaml
 
 from rlplug.checkpointing import atomic
 from rlplug.config.errors import value_at
+from rlplug.results.places import CONFIG, MANIFEST
+from rlplug.script import name_of
 from rlplug.types import STEP, CheckpointError, Unit
 
 State: TypeAlias = Literal["running", "finished", "interrupted", "failed", "killed"]
 Metrics: TypeAlias = dict[str, np.ndarray]
 
-MANIFEST, CONFIG, SUMMARY, LOCK, METRICS = "manifest.json", "config.yaml", "summary.json", "run.lock", "metrics.csv"
+SUMMARY, LOCK, METRICS = "summary.json", "run.lock", "metrics.csv"
 EVALUATION, TRAINING = "eval/return_mean", "episode/return"
 LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 ENDED = ("finished", "interrupted", "failed")
@@ -56,7 +58,7 @@ class RunRecord:
     @property
     def env(self) -> str:
         """Return the environment's id, or the name of its component if it has none."""
-        return str(value_at(self.config, "env.id") or value_at(self.config, "env.name"))
+        return name_of(value_at(self.config, "env") or {})
 
     @property
     def forked(self) -> Mapping[str, Any]:
@@ -111,11 +113,6 @@ class RunRecord:
         return None if curve is None else float(curve[1, -1])
 
 
-def is_run(folder: Path) -> bool:
-    """Return whether a folder holds a run, possibly a damaged one; a checkpoint is none."""
-    return all(os.path.isfile(folder / name) for name in (MANIFEST, CONFIG))  # False where it may not be read
-
-
 def read(folder: Path) -> RunRecord:
     """Return the record of a run folder.
 
@@ -146,7 +143,9 @@ def read_metrics(path: Path) -> tuple[Metrics, str]:
     except OSError as error:
         return {}, f"{path} cannot be read: {error.strerror}"
     head, *lines = text.split("\n")
-    names = next(csv.reader([head.replace("\0", "")]), [])
+    names: list[str] = []
+    with suppress(csv.Error):  # of bytes that are no text
+        names = next(csv.reader([head.replace("\0", "")]), [])
     if "step" not in names:
         return {}, f"{path} has no column 'step'; none of its rows can be used" if text else ""
     at, found, bad, before = names.index("step"), {name: [] for name in names}, [], -math.inf

@@ -83,6 +83,18 @@ def test_of_one_checkpoint_with_other_settings(capsys: pytest.CaptureFixture[str
     assert said(capsys)["eval/length_mean"] == 9
 
 
+def test_random_actions_are_uniform_whatever_the_policy(capsys: pytest.CaptureFixture[str]):
+    words = ["algo=a2c", "env=cartpole", "tuned=none", "total_steps=512", "model.hidden=[8]", "algo.lr=0.3"]
+    rlplug.train([*words, "seed=1", "eval.every=0", "logger.only=[]", "hydra.run.dir=always_left"])
+    returns = {}
+    for mode in ("--random", "--explore"):
+        capsys.readouterr()
+        assert main(["evaluate", "always_left", mode, "--json", "eval.episodes=100"]) == 0
+        returns[mode] = said(capsys)["eval/return_mean"]
+    assert returns["--random"] == pytest.approx(22, abs=4)  # as of random play
+    assert returns["--explore"] < 12
+
+
 def test_it_writes_nothing_and_takes_a_folder_that_nobody_may_write(run: Path, tmp_path: Path):
     before = everything(tmp_path)
     for path in [run, *run.rglob("*")]:
@@ -108,8 +120,8 @@ def test_a_damaged_checkpoint_is_passed_over_and_told(run: Path, capsys: pytest.
 TAKES = "evaluate takes a run folder or a checkpoint first; see rlplug evaluate --help"
 BAD = {  # refusals of settings that change are in tests/config/test_overrides.py
     **dict.fromkeys(("evaluate", "evaluate eval.episodes=3"), TAKES),
-    "evaluate .": ". contains no run; the newest run in it is run",
-    "evaluate run/config.yaml": "run/config.yaml is not a run or checkpoint of rlplug: ",
+    "evaluate .": ". holds a run: run; name it",
+    "evaluate run/config.yaml": "run/config.yaml is a file, not a run folder",
     "evaluate empty": "empty holds no checkpoint yet",
     "evaluate run -m": "evaluate has no flag -m; see rlplug evaluate --help",
     "evaluate run run": "cannot read 'run': should be key=value",

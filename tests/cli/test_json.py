@@ -83,8 +83,12 @@ def test_runs(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: p
     assert found["folder"] == str(tmp_path / "runs/a")
     assert {"folder": found["folder"], **json.loads(Path("runs/a/summary.json").read_text())} == found
     for verb in ("resume", "watch"):
-        assert printed(capsys, verb, "runs/a", "--json") == found | {"folder": "runs/a"}
-    fork = printed(capsys, "fork", "runs/a", "total_steps=128", "--to=runs/b", "--json")
+        assert printed(capsys, verb, "a", "--json") == found | {"folder": "runs/a"}
+    assert printed(capsys, "evaluate", "a/checkpoints/best", "--json")["checkpoint"] == "runs/a/checkpoints/best"
+    assert printed(capsys, "push", "a", "--json")["to"] == "runs/a/card"
+    assert printed(capsys, "play", "a", "--page", "--json") == {"page": "runs/a/videos/play.html"}
+    assert "add --page" in printed(capsys, "play", "a", "--json", code=2)["error"]["reason"]
+    fork = printed(capsys, "fork", "a", "total_steps=128", "--to=runs/b", "--json")
     assert (fork["folder"], fork["env_steps"] > 64) == ("runs/b", True)
     assert printed(capsys, "plot", "runs", "--metric=episode/return", "--json")["files"] == ["curves.png", "curves.svg"]
     assert printed(capsys, "report", "runs/a", "--json") == {"files": ["report.html"]}

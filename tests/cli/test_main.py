@@ -65,7 +65,8 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize(
-    ("how", "hardware"), [("module", "cpu"), ("script", "2cpu"), pytest.param("module", "2cpu", marks=pytest.mark.slow)]
+    ("how", "hardware"),
+    [("script", "2cpu"), *(pytest.param("module", where, marks=pytest.mark.slow) for where in ("cpu", "2cpu"))],
 )
 def test_modules_of_the_current_folder_are_found(how: str, hardware: str, tmp_path: Path):
     """Also by ranks of their own, and whichever way rlplug is called."""
@@ -87,7 +88,7 @@ def test_the_newest_run_is_named(capsys: pytest.CaptureFixture[str]):
         assert main([*SHORT, f"seed={seed}", f"hydra.run.dir=runs/x/{seed}"]) == 0
     capsys.readouterr()
     for words, said in {
-        "resume runs": "runs contains no run; the newest run in it is runs/x/1",
+        "resume runs": "runs holds 2 runs: runs/x/1, runs/x/2; name one of them",
         "evaluate latest": "latest does not exist; the newest run here is runs/x/1",
         "estimate last data.path=x": "last does not exist; the newest run here is runs/x/1",
     }.items():

@@ -1,6 +1,7 @@
 """``rlplug profile``: where the time of a run goes."""
 
 import ast
+import json
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -48,6 +49,16 @@ def test_a_table_the_bottleneck_and_a_page_of_every_call(capsys: pytest.CaptureF
     assert "profiling for 1 s" in err
     assert left() == ["profile.html"]
     assert "NextStepCollector" in Path("profile.html").read_text(encoding="utf-8")
+
+
+def test_as_json(capsys: pytest.CaptureFixture[str]):
+    assert main(["profile", "--seconds=0.2", "--json", *PPO]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert set(found["shares"]) == {"collecting", "learning", "between rounds"}
+    assert sum(share for parts in found["shares"].values() for share in parts.values()) == pytest.approx(1.0)
+    assert not found["bottleneck"].startswith("bottleneck")
+    assert found["env_steps_per_s"] > 0 < found["updates_per_s"]
+    assert found["page"] == "profile.html"
 
 
 def test_slow_environments_are_named_as_the_bottleneck(capsys: pytest.CaptureFixture[str]):

@@ -128,5 +128,6 @@ def test_ctrl_c_detaches_and_the_run_goes_on(tmp_path: Path, start: Start):
 )
 def test_one_line(words: str, says: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
     code = main(words.split())
     assert (code, capsys.readouterr().err) == (2, f"rlplug: {says}\n")

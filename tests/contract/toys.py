@@ -48,7 +48,7 @@ class Sound(Algorithm):
         }
 
     def act(self, step, carry, mode):
-        scores = self.policy(step["obs"])
+        scores = self.policy(step["obs"]) * (mode != "random")
         if mode != "greedy":
             scores = scores - (-self.ctx.rand(*scores.shape).clamp(1e-6, 1 - 1e-6).log()).log()
         return {"action": scores.argmax(-1)}, carry
@@ -221,6 +221,11 @@ class Outside(Sound):
     def act(self, step, carry, mode):
         out, carry = super().act(step, carry, mode)
         return {"action": out["action"] + 2} if mode == "random" else out, carry
+
+
+class Habitual(Sound):
+    def act(self, step, carry, mode):
+        return super().act(step, carry, "explore" if mode == "random" else mode)
 
 
 class Indecisive(Sound):

@@ -36,6 +36,18 @@ QUERIES = {
     "atari": "environments.html",
     "frame stack": "environments.html#frame-stack",
     "recurrent policy": "models.html#recurrent-policies",
+    "pettingzoo": "environments.html",
+    "multi-agent": "environments.html#multi-agent-environments|independent.html",
+    "self-play": "league.html",
+    "world model": "dreamer(v3)?.html",
+    "population based training": "sweeps.html#population-based-training",
+    "hyperparameter search": "sweeps.html",
+    "early stopping": "guide.html#stop-early",
+    "offline rl": "data.html",
+    "evaluate": "guide.html#evaluate-and-record-videos|first_run.html#use-the-policy",
+    "record video": "guide.html#evaluate-and-record-videos",
+    "plot": "compare.html",
+    "wandb": "tracking.html",
 }
 """what newcomers type -> the page, or its section, that answers"""
 

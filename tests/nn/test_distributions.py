@@ -188,3 +188,18 @@ def test_the_uniform_distribution_is_over_what_is_allowed():
     assert torch.equal(dist.allowed, allowed)
     assert_close(dist.uniform().log_probs.exp(), allowed / allowed.sum(-1, keepdim=True).double())
     assert dist.uniform().event == (2,)
+
+
+def test_uniform_actions_do_not_depend_on_the_parameters():
+    mask = torch.tensor([True, False, True, True])
+    masked = Categorical(torch.tensor([9.0, 0.0, -9.0, 3.0]), mask).uniform()
+    assert_close(masked.params.exp(), mask / 3.0)
+    assert_close(Bernoulli(torch.tensor([9.0, -9.0]), (2,)).uniform().params, torch.zeros(2))
+    for cls in (DiagGaussian, TanhGaussian):
+        dist = cls(torch.full((4000, 2), 9.0), torch.tensor([3.0, -3.0]), (2,)).uniform()
+        action = dist.sample(torch.randn(4000, 2, generator=torch.Generator().manual_seed(0)))
+        counts = torch.stack([torch.histc(column, 4, -1.0, 1.0) for column in action.T])
+        assert (action.abs() <= 1).all()
+        assert (counts - 1000).abs().max() < 4 * math.sqrt(1000 * 0.75)
+        assert_close(dist.logp(action), torch.full((4000,), math.log(0.25)))
+        assert_close(dist.entropy(), torch.full((4000,), math.log(4.0)))

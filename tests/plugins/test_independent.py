@@ -14,15 +14,13 @@ from rlplug.plugins.algo.a2c import A2C
 from rlplug.run.build import build
 from rlplug.types import ConfigError
 from tests.contract.tenants.agents import FILES
-from tests.installing import install, site  # noqa: F401  fixtures
+from tests.installing import installed
 
 QUIET = ("hardware=cpu", "logger.only=[]", "eval.every=0", "compile=off", "model.hidden=[8]")
 SMALL = (*QUIET, "num_envs=3", "rollout_fragment_length=24", "algo.algo.sgd_minibatch_size=16")
 
 
-@pytest.fixture(autouse=True)
-def teams(install):  # noqa: F811
-    install("rlplug-teams", "rlplug_teams", FILES)
+teams = installed("rlplug-teams", "rlplug_teams", FILES)
 
 
 def made(tmp_path, *words):

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from rlplug.results.find import find, located, single, split, sweeps
+from rlplug.results.find import find, single, split, sweeps
 from rlplug.results.groups import grouped, repeated
+from rlplug.results.places import located, run_at
 from rlplug.types import CheckpointError, ConfigError
 from tests.results.conftest import Make
 
@@ -37,7 +39,7 @@ def test_links_and_hidden_folders_are_not_followed(here: Path):
 
 
 def test_a_folder_with_too_many_folders_is_refused(here: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("rlplug.results.find.MOST", 20)
+    monkeypatch.setattr("rlplug.results.places.MOST", 20)
     assert len(names(["runs"])) == 4
     for i in range(20):
         (here / f"runs/x{i}").mkdir()
@@ -109,14 +111,47 @@ def test_a_place_without_a_run(place: str, here: Path):
     assert "\n" not in str(caught.value)
 
 
-def test_a_name_that_two_runs_have(here: Path):
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    {
+        "sweep": "",
+        "sweep/algo=dqn,seed=2": "algo=dqn,seed=2",
+        "algo=dqn,seed=2": "algo=dqn,seed=2",
+        "dqn,seed=2": "algo=dqn,seed=2",
+        "run": "run-1",
+        "sweep/run-": "run-1",
+        "run-1": "run-1",
+        "run-1/checkpoints/best": "run-1/checkpoints/best",
+        "run/checkpoints/best": "run-1/checkpoints/best",
+        "1": "1",
+    }.items(),
+)
+def test_names_below_runs(name: str, meant: str, here: Path):
+    for own in ("run-1", "1"):
+        shutil.copytree(SWEEP / "algo=a2c,seed=1", SWEEP / own, symlinks=True)
+    assert located(name) == SWEEP / meant
+    if meant:
+        assert run_at(name) == SWEEP / meant
+
+
+def test_a_name_that_several_runs_have(here: Path, monkeypatch: pytest.MonkeyPatch):
     shutil.copytree(SWEEP, "runs/again")
-    said = (
-        "2 runs have the name algo=a2c,seed=1: runs/again/algo=a2c,seed=1 and runs/sweep/algo=a2c,seed=1; give the path"
-    )
-    with pytest.raises(ConfigError, match=f"^{said}"):
-        located("algo=a2c,seed=1")
+    os.utime("runs/again/algo=a2c,seed=1/manifest.json", (1, 1))
+    said = "2 runs have the name {}: runs/sweep/algo=a2c,seed=1, runs/again/algo=a2c,seed=1; give more of one's path"
+    for name in ("algo=a2c,seed=1", "a2c,seed=1", "algo=a2c,seed=1/checkpoints/best"):
+        with pytest.raises(ConfigError, match=f"^{re.escape(said.format(name))}$"):
+            located(name)
     assert single("again/algo=a2c,seed=1").path == Path("runs/again/algo=a2c,seed=1")
+    monkeypatch.setattr("rlplug.results.places.LISTED", 1)
+    with pytest.raises(ConfigError, match=r"^2 runs have .*: runs/sweep/algo=a2c,seed=1 and 1 older ones; give more"):
+        located("algo=a2c,seed=1")
+
+
+def test_a_folder_of_runs_where_one_is_asked_for(here: Path):
+    with pytest.raises(ConfigError, match=r"^sweep holds 4 runs: runs/sweep/algo=.*; name one of them$"):
+        run_at("sweep")
+    with pytest.raises(ConfigError, match=r"^algo=sac,seed=1 does not exist; did you mean algo=a2c,seed=1\?$"):
+        run_at("algo=sac,seed=1")
 
 
 def test_copies_of_a_run_do_not_count_twice(here: Path):

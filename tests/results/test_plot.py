@@ -214,7 +214,7 @@ BAD = {
     "runs --long": "runs takes no flag --long; see rlplug runs --help",
     "runs algo=sac": "none of 4 runs matches algo=sac",
     "diff runs": "diff takes two runs, not 1; see rlplug diff --help",
-    "diff runs runs": "runs holds runs; name one of them",
+    "diff runs runs": "runs holds 4 runs: runs/sweep/algo=",
     "diff empty empty": "empty holds no run",
     "diff a b --long": "diff takes no flag --long; see rlplug diff --help",
 }

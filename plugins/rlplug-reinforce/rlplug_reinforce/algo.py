@@ -38,7 +38,7 @@ class Reinforce(Algorithm):
         return self.baseline(self.value_model(obs, {}, None)[0]).squeeze(-1)
 
     def act(self, step, carry, mode):
-        dist = self.dist(step)
+        dist = self.dist(step).uniform() if mode == "random" else self.dist(step)
         action = dist.mode() if mode == "greedy" else dist.sample(self.policy.noise(self.ctx, len(step["is_first"])))
         return {"action": action}, carry
 

@@ -57,8 +57,7 @@ class CEM(Algorithm):
         return f"std_{name.removeprefix('policy.').replace('.', '_')}"
 
     def act(self, step: Batch, carry: Batch, mode: Mode) -> tuple[Batch, Batch]:
-        action, carry = self.policy(step, carry)
-        return {"action": action}, carry
+        return self.policy.act(step, carry, mode, self.ctx)
 
     def ask(self) -> Batch:
         """Return the seed of every candidate, ``[P]``."""

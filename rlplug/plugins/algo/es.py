@@ -55,8 +55,7 @@ class ES(Algorithm):
         self.lr = ctx.schedule(cfg.stepsize)
 
     def act(self, step: Batch, carry: Batch, mode: Mode) -> tuple[Batch, Batch]:
-        action, carry = self.policy(step, carry)
-        return {"action": action}, carry
+        return self.policy.act(step, carry, mode, self.ctx)
 
     def ask(self) -> Batch:
         """Return seeds and signs ``[P]``; a sign of 0 is an evaluation of the unperturbed weights."""

@@ -15,6 +15,7 @@ from gymnasium import spaces
 from torch import Tensor
 
 from rlplug import tree
+from rlplug.agents.insight import has_density
 from rlplug.api import Algorithm, Losses, Needs
 from rlplug.compiler import artifact
 from rlplug.registry import hookimpl, load
@@ -105,7 +106,7 @@ def check_act(case: Case) -> None:
                 part, who = out[name] if spec.nested else out, f"act() in mode {mode!r}"
                 require("action" in part, f"{who} returns {sorted(part)} without 'action'")
                 # A Gaussian policy that trains on its own log-probabilities may leave the box: the environment clips.
-                learns_by_logp = type(trainer.algorithm).logp is not Algorithm.logp
+                learns_by_logp = has_density(type(trainer.algorithm))
                 own = "logp" in needs.keys or not needs.off_policy or learns_by_logp
                 bounded = not isinstance(group.action, spaces.Box) or needs.perturbable or not own
                 action = part["action"].flatten(0, 1) if group.agents else part["action"]
@@ -115,7 +116,23 @@ def check_act(case: Case) -> None:
     why = random_layers(trainer.algorithm) or "an evaluation uses the best action"
     require(not names, f"act() in mode 'greedy' depends on random numbers; {why}")
     _check_columns(trainer, rows, said[0])
+    _check_random(trainer, rows)
     trainer.close()
+
+
+def _check_random(trainer: Trainer, rows: Sequence[Batch]) -> None:
+    """Check that random actions do not depend on the weights, which it changes."""
+    before = answers(trainer.algorithm, trainer.ctx, rows, "random")
+    with torch.no_grad():
+        for p in trainer.algorithm.parameters():
+            p.mul_(-3.0)
+    after = answers(trainer.algorithm, trainer.ctx, rows, "random")
+    names = differences(*([_actions(out) for out in outs] for outs in (before, after)))
+    require(
+        not names,
+        "act() in mode 'random' depends on the weights: choose uniformly among the allowed actions, as"
+        " Distribution.uniform() does",
+    )
 
 
 def _check_columns(trainer: Trainer, rows: Sequence[Batch], acted: Sequence[Batch]) -> None:

@@ -38,6 +38,7 @@ class MonteCarlo(Algorithm):
 
     def act(self, step: Batch, carry: Batch, mode: Mode) -> tuple[Batch, Batch]:
         dist, _ = self.both(step)
+        dist = dist.uniform() if mode == "random" else dist
         noise = self.policy.noise(self.ctx, len(step["is_first"]))
         action = dist.mode() if mode == "greedy" else dist.sample(noise)
         return {"action": action, "logp": dist.logp(action)}, carry

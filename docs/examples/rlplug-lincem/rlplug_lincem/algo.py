@@ -60,6 +60,8 @@ class Cem(Algorithm):
         x = self.flatten(step["obs"])
         weight = theta.view(len(first), -1, self.outputs)
         out = torch.einsum("bi,bio->bo", x, weight[:, :-1]) + weight[:, -1]
+        if mode == "random":  # uniform after tanh, and so is the place of the largest
+            out = (2.0 * self.ctx.rand(*out.shape) - 1.0).atanh()
         discrete = isinstance(self.space, Discrete)
         action = greedy(out, step.get("action_mask")) if discrete else out.tanh().view(-1, *self.space.shape)
         return {"action": action, "theta": theta}, {"theta": theta}
