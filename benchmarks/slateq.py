@@ -60,7 +60,8 @@ def learned(env: InterestEvolution, words: tuple[str, ...], seed: int) -> Iterat
                 return algorithm.chosen(algorithm.online, obs, algorithm.cfg.slate).numpy()
 
         start(trainer)
-        loop, progress, due = trainer.loop, trainer.progress, EVERY
+        loop: Any = trainer.loop
+        progress, due = trainer.progress, EVERY
         while progress.env_steps < STEPS:
             trainer.collect("explore" if progress.env_steps >= loop.learning_starts else "random")
             while trainer.ready() and progress.updates < loop.updates(progress.env_steps):
