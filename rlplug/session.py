@@ -175,7 +175,7 @@ class Session:
     has a checkpoint, and ``Session.resume`` continues it, exactly as if it had not stopped. If the block raises, the
     run has failed, and continues from its last checkpoint.
 
-    Args: as for ``train``.
+    Arguments are those of ``train``.
 
     Attributes:
         folder: the run folder.

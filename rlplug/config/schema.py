@@ -168,14 +168,20 @@ def _compile(value: Any) -> Any:
 
 
 @settings
-class Core:
-    """Settings of a run that belong to no component."""
+class Beginning:
+    """What a run begins with."""
 
     seed: NonNegativeInt = option("Seed of all random numbers.")
     init_from: str | dict[str, Any] | None = option("Run, run@step, checkpoint or .pt file with the initial weights.")
+    start_from: dict[str, str] | None = option("Policies that begin with weights of other runs: {policy: run}.")
+
+
+@settings
+class Core(Beginning):
+    """Settings of a run that belong to no component."""
+
     total_steps: PositiveInt = option("Environment steps of the whole run, or updates if the loop counts these.")
     stop: dict[str, float | str] | None = option("End early when a metric reaches a limit: {eval/return_mean: 475}.")
-    start_from: dict[str, str] | None = option("Policies that begin with weights of other runs: {policy: run}.")
     num_envs: Annotated[PositiveInt, Field(le=1_000_000)] = option("Environments of the whole run.")
     rollout_fragment_length: PositiveInt = option("Steps per environment in one round of collection.")
     train_batch_size: PositiveInt = option("Samples per update from a replay buffer; a rollout is used whole.")
@@ -280,8 +286,6 @@ def choose(kind: Kind, key: str, node: Any) -> Chosen:
     if not isinstance(name := node.get("name"), str):
         raise ConfigError(f"{key}.name", f"should name one of kind {kind}: {', '.join(registry.names(kind))}")
     cls = registry.load(kind, name, f"{key}.name")
-    if not hasattr(cls, "Config"):
-        raise ConfigError(key, f"{kind} {name!r} of {registry.owner(kind, name)} declares no Config")
     from rlplug.contract.members import check_class
 
     check_class(kind, cls)
