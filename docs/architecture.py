@@ -41,6 +41,8 @@ ROOMS = {
     "cli": "train, resume, check ...",
     "session": "runs from Python",
     "hooks": "callbacks of the user",
+    "limits": "metrics that end a run",
+    "pretrained": "initial weights of a run",
     "script": "objects by their path",
     "run": "builds a run and drives it",
     "testing": "the conformance kit",

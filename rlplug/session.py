@@ -29,6 +29,8 @@ Config: TypeAlias = Sequence[str] | RunConfig
 Folder: TypeAlias = str | PathLike[str]
 WORD = re.compile(r"(?!(?:true|false|null|nan|inf)$)[A-Za-z_][\w.:/@-]*", re.IGNORECASE)
 """values that need no quotes on a command line"""
+WHOLE = ("stop", "init_from")
+"""settings whose value is a mapping"""
 
 
 class Result(float):
@@ -173,7 +175,7 @@ class Session:
     has a checkpoint, and ``Session.resume`` continues it, exactly as if it had not stopped. If the block raises, the
     run has failed, and continues from its last checkpoint.
 
-    Args: as for ``train``.
+    Arguments are those of ``train``.
 
     Attributes:
         folder: the run folder.
@@ -397,15 +399,16 @@ def _maker(key: str, thing: Any) -> Any:
     return copies
 
 
-def _overrides(key: str, value: Any, depth: int = 1) -> Iterator[str]:
-    if isinstance(value, Mapping) and key != "stop":
-        if depth == 1 and "name" in value:
+def _overrides(key: str, value: Any) -> Iterator[str]:
+    if isinstance(value, Mapping) and key not in WHOLE:
+        chooses = "name" in value and "." not in key
+        if chooses:
             yield f"{key}={_written(value['name'])}"
         for name, part in value.items():
-            if depth > 1 or name != "name":
-                yield from _overrides(f"{key}.{name}", part, depth + 1)
+            if not chooses or name != "name":
+                yield from _overrides(f"{key}.{name}", part)
         return
-    yield f"{'++' if depth > 2 else ''}{key}={_written(value)}"
+    yield f"{'++' if key.count('.') > 1 else ''}{key}={_written(value)}"
 
 
 def _written(value: Any) -> str:

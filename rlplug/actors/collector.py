@@ -39,7 +39,7 @@ class RayCollector:
         self.shares = [self.env_ids[i : i + share] for i in range(0, len(self.env_ids), share)]
         self.pool: ActorPool = None  # type: ignore[assignment]  # until ``start``
         self._loaded: list[Tree] = []
-        self._metrics = list[dict[str, float]]()  # of episodes, loaded and not logged yet
+        self._metrics = list[dict[str, float]]()  # of the environments' episodes, not logged yet
         self._buffers: dict[int, Batch] = {}  # one segment of all environments, by number of rows
         self._last_row: Tree = None
         self._since, self._waited = time.monotonic(), 0.0  # start of the interval, seconds waited in it
@@ -86,11 +86,13 @@ class RayCollector:
             handles, segments = [], list[Segment]()
             for _ in range(shards):
                 handle, request, part = self.pool.first()
+                self._metrics += handle.state.pop("metrics", ())
                 shard = self.pool.handles.index(handle)
                 columns, versions = self.spec.shards[shard], (request.version, request.version_steps)
                 segments.append(Segment(owned(part), columns, shard, *versions))
                 handles.append(handle)
         self._waited += time.monotonic() - began
+        self._metrics += [one for handle in handles for one in handle.state.pop("metrics", ())]
         copies.merge_exploration(self.policy, [handle.state for handle in handles])
         return segments
 
@@ -114,8 +116,8 @@ class RayCollector:
         return shares
 
     def episode_metrics(self) -> list[dict[str, float]]:
-        found = [self._metrics, *(handle.metrics for handle in self.pool.handles)]
-        return [part.pop(0) for part in found for _ in range(len(part))]
+        found, self._metrics = self._metrics, []
+        return found
 
     def _gather(self) -> Batch:
         """Return one segment ``[T+1, B]`` with the columns of all actors; lost actors have no valid rows."""
@@ -145,11 +147,7 @@ class RayCollector:
         """Return the state of every actor after its last segment; ``env`` is None if environments cannot be saved."""
         states = [handle.state for handle in self.pool.handles] if self.pool else self._loaded
         saved = all(state["collector"]["env"] is not None for state in states)
-        ended = [
-            *self._metrics,
-            *(one for handle in (self.pool.handles if self.pool else ()) for one in handle.metrics),
-        ]
-        return {"actors": states, "env": "actors" if saved else None, "metrics": ended}
+        return {"actors": states, "env": "actors" if saved else None, "metrics": [*self._metrics]}
 
     def load(self, state: Tree) -> None:
         self._loaded, self._metrics = state["actors"], list(state.get("metrics", ()))

@@ -97,7 +97,6 @@ class ActorHandle:
         self.heartbeat = Heartbeat()
         self.errors: list[str] = []  # errors since its last segment
         self.restart_at, self.played_at = 0.0, 0.0
-        self.metrics = list[dict[str, float]]()  # of the environments' episodes, not logged yet
         self._idle_s, self._busy_s = 0.0, 0.0  # idle and busy seconds since ``drain``
         self._play_errors = 0  # those while it played
         self._restarts = 0  # since the start of the run
@@ -186,7 +185,6 @@ class ActorHandle:
         self.requests.popleft()
         self._rounds.popleft()
         self.state, self._next_state = self._next_state, None
-        self.metrics += (self.state or {}).pop("metrics", ())
         self.errors, self._play_errors = [], 0
         self.heartbeat.note()
         self.status = Status.PLAYING if self._rounds else Status.IDLE

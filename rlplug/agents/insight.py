@@ -23,7 +23,7 @@ class Insight:
     algorithm: Algorithm
     spec: EnvSpec
 
-    def _rows(self, obs: Any, reward: Any, action_mask: Any, env_state: Any) -> tuple[Batch, int, Any]:
+    def _step_of(self, obs: Any, reward: Any, action_mask: Any, env_state: Any) -> tuple[Batch, int, Any]:
         """Return the row of observations as arrays, their number, and what selects the results of the caller."""
         raise NotImplementedError
 
@@ -38,7 +38,7 @@ class Insight:
             ValueError: the algorithm has no critic of observations; or see ``act``.
         """
         self._check()
-        step, columns, select = self._rows(obs, reward, action_mask, env_state)
+        step, columns, select = self._step_of(obs, reward, action_mask, env_state)
 
         def look(row: Batch, carry: Batch) -> Any:
             return self.algorithm.values(_stream(row, carry))[0]
@@ -58,7 +58,7 @@ class Insight:
             ValueError: the algorithm has no such distribution; or see ``act``.
         """
         self._check()
-        step, columns, select = self._rows(obs, reward, action_mask, env_state)
+        step, columns, select = self._step_of(obs, reward, action_mask, env_state)
 
         def look(row: Batch, carry: Batch) -> Any:
             dist = self.algorithm.distribution(_stream(row, carry))
@@ -73,7 +73,7 @@ class Insight:
             ValueError: the algorithm computes no values of all actions; or see ``act``.
         """
         self._check()
-        step, columns, select = self._rows(obs, reward, action_mask, env_state)
+        step, columns, select = self._step_of(obs, reward, action_mask, env_state)
         out = self._look(step, columns, lambda row, carry: self.algorithm.act(row, carry, "greedy")[0])
         if "q" not in out:
             raise ValueError(f"{type(self.algorithm).__name__} computes no values of all actions; see value(obs)")

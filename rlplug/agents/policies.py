@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from rlplug.agents.rows import Agent, fold, merge, unfold, view
-from rlplug.api import Algorithm, Context, Job, Learner, Losses, Needs, Play, Segment, Trainable
-from rlplug.functional.returns import episode_metrics
+from rlplug.api import Algorithm, Context, Learner, Losses, Needs, Segment, Trainable
 from rlplug.types import Batch, ConfigError, EnvSpec, Mode
 
 
@@ -105,11 +104,9 @@ class Policies(Algorithm):
         own, its = self.named_policy(policy), other.named_policy(policy)
         own.load_state_dict(its.state_dict())
 
-    def evaluate(self, play: Play, episodes: int) -> dict[str, float]:
-        """Return the metrics of every evaluation, and the mean return of every policy's agents."""
-        job = Job(0, episodes=episodes, mode="greedy", keys=("valid", "is_first", "alive", "reward"))
-        ((_, batch),) = play([job])
-        metrics = episode_metrics(batch, self.ctx.spec)
+    def episode_metrics(self, batch: Batch) -> dict[str, float]:
+        """Also return the mean return of every policy's agents."""
+        metrics = super().episode_metrics(batch)
         for name, agents in self.players.items():
             rows = view(batch, self.ctx.spec, agents)
             returns = torch.where(rows["valid"], rows["reward"].double(), 0.0).sum(0)

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
     from rlplug.nn import Distribution
 
+__all__ = ["Algorithm", "Context", "Curriculum", "Exploration", "Learner", "Model", "Reduction", "Trainable"]
+
 
 class Context(Protocol):
     """Properties and services of the run, passed to every component."""
@@ -260,6 +262,10 @@ class Algorithm(Trainable):
         It is called on every rank, and ``play`` returns the same on all.
         """
         ((_, batch),) = play([Job(0, episodes=episodes, mode="greedy")])
+        return self.episode_metrics(batch)
+
+    def episode_metrics(self, batch: Batch) -> dict[str, float]:
+        """Return the metrics ``eval/...`` of whole episodes, of which ``batch`` has the stream's keys."""
         return episode_metrics(batch, getattr(getattr(self, "ctx", None), "spec", None))
 
     def named_policy(self, name: str) -> Algorithm:

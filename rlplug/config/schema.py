@@ -71,6 +71,8 @@ class Eval:
     episodes: PositiveInt = option("Episodes of one evaluation.")
     max_episode_steps: PositiveInt = option("Cut evaluation episodes after this many steps; the run reports it.")
     record: NonNegativeInt = option("Episodes per evaluation to record as a video (MP4); 0: none.")
+    mode: Literal["greedy", "explore"] = option("explore: sample from the policy, without exploration modules.")
+    env: dict[str, Any] = option("Settings of the environment that differ in evaluations.")
 
 
 def _interval(value: Any) -> Any:
@@ -148,6 +150,7 @@ class Estimate:
 @settings
 class Log:
     every: PositiveInt = option("Steps between rows of metrics.")
+    system: bool = option("Also log the load of CPU, memory and GPU, as system/<name>.")
 
 
 @settings
@@ -165,13 +168,20 @@ def _compile(value: Any) -> Any:
 
 
 @settings
-class Core:
-    """Settings of a run that belong to no component."""
+class Beginning:
+    """What a run begins with."""
 
     seed: NonNegativeInt = option("Seed of all random numbers.")
+    init_from: str | dict[str, Any] | None = option("Run, run@step, checkpoint or .pt file with the initial weights.")
+    start_from: dict[str, str] | None = option("Policies that begin with weights of other runs: {policy: run}.")
+
+
+@settings
+class Core(Beginning):
+    """Settings of a run that belong to no component."""
+
     total_steps: PositiveInt = option("Environment steps of the whole run, or updates if the loop counts these.")
     stop: dict[str, float | str] | None = option("End early when a metric reaches a limit: {eval/return_mean: 475}.")
-    start_from: dict[str, str] | None = option("Policies that begin with weights of other runs: {policy: run}.")
     num_envs: Annotated[PositiveInt, Field(le=1_000_000)] = option("Environments of the whole run.")
     rollout_fragment_length: PositiveInt = option("Steps per environment in one round of collection.")
     train_batch_size: PositiveInt = option("Samples per update from a replay buffer; a rollout is used whole.")
@@ -202,6 +212,7 @@ class RunConfig(Core):
 
     algo: Chosen = option("Algorithm.")
     env: Chosen = option("Environment.")
+    eval_env: Chosen = option("Environment of evaluations.")
     buffer: Chosen = option("Storage of collected data.")
     loop: Chosen = option("When to collect and when to update.")
     hardware: Chosen = option("Devices and processes.")
@@ -233,6 +244,8 @@ def parse(raw: dict[str, Any]) -> RunConfig:
     known = [*CORE, *SINGLE, *SEVERAL, "curriculum", *slots]
     errors += [unknown_key(str(key), known) for key in raw if key not in known]
     components: dict[str, Any] = {kind: chosen(kind, kind, raw.get(kind)) for kind in SINGLE}
+    own = not errors and raw["eval"]["env"]
+    components["eval_env"] = chosen("env", "eval.env", eval_env(raw)) if own else components["env"]
     asked = raw.get("curriculum")
     components["curriculum"] = None if asked is None else chosen("curriculum", "curriculum", asked)
     for kind in SEVERAL:
@@ -246,6 +259,16 @@ def parse(raw: dict[str, Any]) -> RunConfig:
         raise joined(errors)
     components["models"] = {slot: models.get(slot, models["model"]) for slot in slots}
     return RunConfig(**core, **components, raw=raw)
+
+
+def eval_env(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the node of the environment of evaluations: ``env`` with the changes of ``eval.env``."""
+
+    def merged(node: Any, changes: Mapping[str, Any]) -> Any:
+        inner = {key: merged(node.get(key), x) if isinstance(x, dict) else x for key, x in changes.items()}
+        return {**node, **inner} if isinstance(node, dict) else inner
+
+    return merged(raw["env"], raw["eval"]["env"])
 
 
 def choose(kind: Kind, key: str, node: Any) -> Chosen:
@@ -263,8 +286,6 @@ def choose(kind: Kind, key: str, node: Any) -> Chosen:
     if not isinstance(name := node.get("name"), str):
         raise ConfigError(f"{key}.name", f"should name one of kind {kind}: {', '.join(registry.names(kind))}")
     cls = registry.load(kind, name, f"{key}.name")
-    if not hasattr(cls, "Config"):
-        raise ConfigError(key, f"{kind} {name!r} of {registry.owner(kind, name)} declares no Config")
     from rlplug.contract.members import check_class
 
     check_class(kind, cls)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
@@ -16,25 +14,23 @@ import torch
 from rlplug.api import Exploration, Job
 from rlplug.buffer.samples import predictions
 from rlplug.collection.play import Stopped
-from rlplug.config import show
+from rlplug.config.schema import Log
 from rlplug.context import ResolvedRun
-from rlplug.estimation.estimator import Estimator
 from rlplug.evaluation.evaluator import Evaluator, evaluates_itself, shares_of, side_by_side
 from rlplug.evaluation.video import ALONE, pictures, record
 from rlplug.functional.schedule import due
 from rlplug.hooks import episode_means
-from rlplug.registry.discovery import unknown
+from rlplug.limits import Stopping
+from rlplug.tracking import SystemUsage
 from rlplug.trainer.policy import BehaviorPolicy
 from rlplug.trainer.trainer import Trainer
-from rlplug.types import Batch, ConfigError, NamedWeights, Progress, RunError, Tree
+from rlplug.types import Batch, ConfigError, NamedWeights, Progress, Tree
 
 if TYPE_CHECKING:
     from rlplug.actors.collector import AsyncEval
 
 
 LEAST = "episode/return_least_exploring"
-WRONG = "is no limit: should be a number to reach, or '<0.1' to fall below, of env_steps, updates, eval/, train/ ..."
-METRIC = re.compile(r"env_steps|updates|(eval|episode|train|time|buffer|curriculum)/.+")
 
 
 def least_exploring(modules: Iterable[Exploration]) -> set[int]:
@@ -44,10 +40,10 @@ def least_exploring(modules: Iterable[Exploration]) -> set[int]:
 
 
 class MetricsLog:
-    """Rows of metrics, one per ``every`` steps and one per evaluation."""
+    """Rows of metrics, one per ``cfg.every`` steps and one per evaluation."""
 
-    def __init__(self, every: int, stopping: Stopping) -> None:
-        self.every, self.rows, self.stopping = every, 0, stopping
+    def __init__(self, cfg: Log, stopping: Stopping) -> None:
+        self.every, self.rows, self.stopping, self.usage = cfg.every, 0, stopping, SystemUsage() if cfg.system else None
         self.wall, self.last = 0.0, Progress()  # of the run at the last row of means
 
     def steps(self, trainer: Trainer) -> int:
@@ -67,12 +63,14 @@ class MetricsLog:
         progress.episodes += len(finished)
         metrics = [*trainer.collector.episode_metrics(), *trainer.reports.user.drain()]
         row = episode_means(trainer.learner.placement.exchange(metrics))
+        reported = bool(row)  # some of the metrics of others may come later
         if finished:
             returns, lengths, envs, *by_group = zip(*finished, strict=True)
             row |= {"episode/return": float(np.mean(returns)), "episode/length": float(np.mean(lengths))}
             names = [f"episode/return/{name}" for name in trainer.episodes.groups]
             row |= {name: float(np.mean(returns)) for name, returns in zip(names, by_group, strict=True)}
-            self.stopping.require(row | {LEAST: 0.0}, "episode/")
+            if not reported:
+                self.stopping.require(row | {LEAST: 0.0}, "episode/")
             least = least_exploring(trainer.policy.exploration.values())
             if kept := [total for total, env in zip(returns, envs, strict=True) if env in least]:
                 row[LEAST] = float(np.mean(kept))
@@ -91,6 +89,7 @@ class MetricsLog:
         if progress.env_steps:
             row["time/env_steps_per_s"] = (progress.env_steps - self.last.env_steps) / seconds
         row["time/updates_per_s"] = (progress.updates - self.last.updates) / seconds
+        row |= self.usage.read() if self.usage else {}
         row |= {"time/wall_s": wall} | {f"time/{phase}": spent for phase, spent in clock.spent.items()}
         self.wall, self.last = wall, replace(progress)
         self.log_row(trainer, row)
@@ -107,50 +106,6 @@ class MetricsLog:
 
     def load(self, state: Tree, wall: float) -> None:
         self.rows, self.last, self.wall = state["rows"], Progress(state["steps"], state["updates"]), wall
-
-
-class Stopping:
-    """Ends a run early when a metric reaches its limit (``stop``).
-
-    Args:
-        limits: by metric: a number to reach, or ``"<0.1"`` to fall below.
-
-        watched: metrics that must exist too, and the keys that name them.
-
-    Raises:
-        ConfigError: there is no such metric, or no such limit.
-    """
-
-    def __init__(self, limits: Mapping[str, float | str], watched: Mapping[str, str] | None = None) -> None:
-        self.limits, self.reason = dict[str, tuple[str, float]](), ""  # which limit was reached
-        self.seen = set[str]()  # metrics with a value so far
-        self.keys = {metric: f"stop.{metric}" for metric in limits} | dict(watched or {})
-        for metric, key in (watched or {}).items():
-            if not METRIC.fullmatch(metric):
-                raise ConfigError(key, "is no metric: should be env_steps, updates, or begin with eval/, train/ ...")
-        for metric, limit in limits.items():
-            found = re.fullmatch(r"([<>]?) *([-+.\de]+)", str(limit), re.I)
-            if not found or not METRIC.fullmatch(metric):
-                raise ConfigError(f"stop.{metric}", f"{show(limit)} {WRONG}")
-            self.limits[metric] = found[1] or ">", float(found[2])
-
-    def notes(self) -> list[str]:
-        """Return a line that names the limits, if any."""
-        limits = (f"{metric} {sign.replace('>', '>=')} {limit:g}" for metric, (sign, limit) in self.limits.items())
-        return [f"stops early at {' or '.join(limits)}"] * bool(self.limits)
-
-    def require(self, row: Iterable[str], prefix: str) -> None:
-        """Raise ``RunError`` if a limit or a curriculum reads a metric of a prefix that is not in ``row``."""
-        if missing := next((name for name in self.keys if name.startswith(prefix) and name not in row), None):
-            raise RunError(f"{self.keys[missing]}: there is no such metric; {unknown(missing, row)}")
-
-    def read(self, row: Mapping[str, float]) -> None:
-        """Compare a row of metrics with the limits."""
-        self.seen |= row.keys()
-        for metric in self.limits.keys() & row.keys():
-            (sign, limit), value = self.limits[metric], row[metric]
-            if not self.reason and (value < limit if sign == "<" else value >= limit):
-                self.reason = f"{metric} reached {value:,.6g} (stop: {sign.replace('>', '>=')} {limit:,.6g})"
 
 
 class Schedule:
@@ -256,43 +211,3 @@ class Evaluation(Schedule):
         self.evaluator.close()
         if self.actors is not None:
             self.actors.close()
-
-
-class Estimation(Schedule):
-    """Off-policy estimates at every evaluation, on rank 0; none without an estimator."""
-
-    def __init__(self, estimator: Estimator | None, every: int) -> None:
-        super().__init__(every, estimator is not None)
-        self.estimator = estimator
-
-    def run(self, trainer: Trainer) -> dict[str, float]:
-        """Estimate with the current weights."""
-        assert self.estimator is not None
-        with trainer.clock.phase("estimate"):
-            self.latest = self.estimator.estimate(trainer.steps)
-        self.mark(trainer)
-        return self.latest
-
-
-def estimator_of(resolved: ResolvedRun, policy: BehaviorPolicy) -> Estimator | None:
-    """Return the estimator on the recorded episodes; None: estimates are off, or this is another rank.
-
-    Raises:
-        ConfigError: estimates are requested but impossible.
-    """
-    config, cfg = resolved.config, resolved.config.estimate
-    playable = config.env.cls.traits.playable
-    if policy.ctx.rank or cfg.with_eval is False or (cfg.with_eval is None and playable):
-        return None
-    if (paths := cfg.path or config.data.path) is None:
-        raise ConfigError("estimate.with_eval", "true needs recorded episodes: estimate.path=<folder>")
-    key = "estimate.path" if cfg.path else "data.path"
-    said = partial(print, "rlplug:", file=sys.stderr, flush=True)
-    tell = said if cfg.path else lambda note: None  # notes on data.path are printed elsewhere
-    try:
-        return Estimator.reading(config, paths, key, policy.algorithm, policy.ctx, policy.normalize, tell)
-    except ConfigError as error:
-        if cfg.with_eval:
-            raise
-        said(f"no evaluation is possible without an environment: {error}")
-        return None

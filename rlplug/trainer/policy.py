@@ -49,7 +49,8 @@ class BehaviorPolicy:
         self._modules |= {"curriculum": self.curriculum} if teaches else {}
 
     def env(self, shard: EnvShard, render: bool = False) -> VecEnv:
-        return self.config.env.build(self.ctx.derive(shard=shard, render=render))
+        chosen = self.config.eval_env if shard.role == "eval" else self.config.env
+        return chosen.build(self.ctx.derive(shard=shard, render=render))
 
     def shard(self, env_ids: Sequence[int], **options: Any) -> ShardCollector:
         """Create a collector of training environments in this process; options: see ``ShardCollector``."""

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import shutil
+from contextlib import closing
 
 import numpy as np
 import pytest
 import torch
 
 from rlplug import load
-from rlplug.agent import evaluate
 from rlplug.cli import main
+from rlplug.config import compose
+from rlplug.results.evaluate import evaluate
+from rlplug.run.build import build
 from rlplug.types import ConfigError
 
 SMALL = ["hardware=cpu", "compile=off", "logger.only=[]", "eval.every=0", "eval.episodes=4", "model.hidden=[8]"]
@@ -98,6 +101,18 @@ def test_a_league_begins_with_policies_of_other_runs(runs, tmp_path, capsys):
 
 
 def test_every_policy_has_its_return(runs):
-    result = evaluate(runs / "chase")
-    for name in load(runs / "chase").algorithm.table:
-        assert f"eval/return/{name}" in result
+    assert main(["check", *CHASE, *SMALL, "hardware.actors.count=1", "hardware.actors.evaluation=1"]) == 0
+    words = [*CHASE, *SMALL, "algo.policy_of={hunter_0: a, hunter_1: b, prey: b}", "algo.one_per=agent"]
+    words = [word for word in words if not word.startswith("algo.one_per=group")]
+    with pytest.raises(ConfigError, match="different spaces"):
+        build(compose(words), runs / "none")
+    words = [word.replace("prey: b", "prey: c") for word in words]
+    with closing(build(compose(words), runs / "none")) as trainer:
+        reward = torch.tensor([[[1.0, 5.0]], [[2.0, 6.0]], [[100.0, 100.0]]])  # [3, 1, 2]
+        rows = {"alive": torch.tensor([[[True, True]], [[True, False]], [[False, False]]]), "reward": reward}
+        prey = {key: x[..., :1] for key, x in rows.items()}
+        valid, first = torch.tensor([[True], [True], [False]]), torch.tensor([[True], [False], [False]])
+        batch = {"valid": valid, "is_first": first, "hunters": rows, "prey": prey}
+        batch |= {"return": torch.zeros(1), "length": torch.tensor([2])}
+        metrics = trainer.algorithm.episode_metrics(batch)
+    assert [metrics[f"eval/return/{name}"] for name in "abc"] == [3.0, 5.0, 3.0]

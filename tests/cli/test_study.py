@@ -134,8 +134,7 @@ def test_the_picture_of_the_history_has_the_best_so_far(tmp_path: Path):
 
 @pytest.mark.slow
 def test_a_study_killed_five_times_equals_the_undisturbed_one(tmp_path: Path):
-    words = ["-m", *TINY, *SEARCHED, "seed=1,2", "sweeper.trials=12", "sweeper.startup=4", "sweeper.batch=2"]
-    words += ["total_steps=256", "sweeper.every=64", "sweeper.workers=2"]
+    words = ["-m", *TINY, *SEARCHED, "sweeper.trials=12", "sweeper.startup=4", "sweeper.batch=2", "sweeper.workers=0"]
 
     def start(folder: Path) -> subprocess.Popen[bytes]:
         line = [sys.executable, "-m", "rlplug", *words, f"hydra.sweep.dir={folder}"]
@@ -148,12 +147,20 @@ def test_a_study_killed_five_times_equals_the_undisturbed_one(tmp_path: Path):
         process = start(tmp_path / "killed")
         time.sleep(rng.uniform(0.05, 0.3) * whole_s)
         kills += process.poll() is None
-        os.kill(process.pid, signal.SIGKILL)  # its runs notice, and end
+        os.kill(process.pid, signal.SIGKILL)
         process.wait()
     assert start(tmp_path / "killed").wait(1800) == 0
     whole = trials(tmp_path / "whole")
     assert {one[1] for one in whole} == {"COMPLETE", "PRUNED"}
     assert trials(tmp_path / "killed") == whole
+
+
+def test_a_run_ends_with_the_sweep_that_started_it(tmp_path: Path):
+    """Otherwise a sweep that is continued after a kill would meet runs of its own that still train."""
+    words = ["train", "env=cartpole", "algo=ppo", "total_steps=1_000_000", f"hydra.run.dir={tmp_path / 'run'}"]
+    killed = str(os.getppid())  # not the parent of the run
+    assert subprocess.run([sys.executable, "-m", "rlplug.cli.jobs", killed, *words], timeout=120).returncode == 1
+    assert not (tmp_path / "run/summary.json").exists()
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ maml mbmpo
 @pytest.fixture(scope="module")
 def runs():
     made = {name: compose([f"algo={name}"]).raw for name in NAMES.split()}
+    made["qmix"] = compose(["algo=qmix", "env=two_step"]).raw
     return made | {"her": compose(["algo=dqn", "buffer=her"]).raw}
 
 

@@ -72,7 +72,8 @@ BUILT = {  # found before anything is collected
     "OnGPU": ".plan returned Plan with 'gpu' for accelerator; expected 'cpu' or 'cuda'",
     "DictPlan": ".plan returned a dict; return Plan",
     "Misspelled": ".rlplug_loged is not a hook; did you mean rlplug_logged? There are: rlplug_checkpoint, "
-    "rlplug_collected, rlplug_ended, rlplug_evaluated, rlplug_logged, rlplug_played, rlplug_started, rlplug_updated",
+    "rlplug_collected, rlplug_ended, rlplug_episode, rlplug_evaluated, rlplug_logged, rlplug_played, rlplug_started, "
+    "rlplug_updated",
     "MisspelledParameter": ".rlplug_logged takes (self, run, metric, step); write def rlplug_logged(self, run: Run, "
     "metrics: Mapping[str, float], step: int) -> None",
     "Unmarked": ".rlplug_logged is never called; add @hookimpl of rlplug",

@@ -18,7 +18,6 @@ import yaml
 
 import rlplug
 from rlplug import registry, testing
-from rlplug.agent import ESTIMABLE, EVALUABLE
 from rlplug.cli import main
 from rlplug.cli.arguments import parsed
 from rlplug.cli.sweep import check_sweep
@@ -27,6 +26,7 @@ from rlplug.config import parse
 from rlplug.config.changes import change, resumed
 from rlplug.config.schema import RESUMABLE
 from rlplug.registry import Events, Manifest
+from rlplug.results.evaluate import ESTIMABLE, EVALUABLE
 from tests.installing import Install, install_project
 
 ROOT = Path(__file__).parent.parent.parent
@@ -184,12 +184,16 @@ def test_the_first_run_in_the_docs_works(tmp_path: Path, monkeypatch: pytest.Mon
     assert names["done"]
 
 
-def test_the_callback_in_the_docs_works(install: Install, tmp_path: Path):
+def test_the_callbacks_in_the_docs_work(install: Install, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     package = files(TEXT[DOCS / "hooks.md"])
+    monkeypatch.syspath_prepend(str(tmp_path))
+    write(tmp_path, {"mymodule.py": package.pop("mymodule.py")})
     assert set(package) == {"rlplug_best/__init__.py", "rlplug_best/callback.py", "rlplug_best/conf/logger/best.yaml"}
     install("rlplug-best", "rlplug_best", package)
     short = ["algo=ppo", "total_steps=1024", "eval.episodes=1", "model.hidden=[8]", "logger.only=[best]"]
-    rlplug.train([*short, "logger.best.file=policy.pt", f"hydra.run.dir={tmp_path / 'run'}"])
+    own = "callbacks=[{entry_point: mymodule:Falls, kwargs: {limit: -1.0}}]"
+    rlplug.train([*short, "logger.best.file=policy.pt", own, f"hydra.run.dir={tmp_path / 'run'}"])
+    assert "episode/left" in (tmp_path / "run" / "metrics.csv").read_text()
     assert (tmp_path / "run" / "policy.pt").stat().st_size > 0
     assert "best" in yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["logger"]
 
@@ -280,7 +284,9 @@ def test_commands_are_right(
         elif arguments[:1] in (["plot"], ["report"]):
             parsed(arguments[0], arguments[1:], importlib.import_module(f"rlplug.cli.{arguments[0]}").FLAGS)
         elif arguments and arguments[0] in MAY:
-            arguments = [argument for argument in arguments if argument not in ("--explore", "--random", "--record")]
+            arguments = [
+                argument for argument in arguments if not re.match(r"--explore|--random|--record|against[.=]", argument)
+            ]
             raw, verb, words = rlplug.compose(["algo=sac"]).raw, arguments[0], arguments[2:]
             if verb == "resume" and "algo.lr=1e-4" in words:  # of an algorithm with one step size
                 raw = rlplug.compose(["algo=dqn"]).raw

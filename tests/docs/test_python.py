@@ -14,7 +14,7 @@ BLOCKS = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re
 
 def test_the_code_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     monkeypatch.chdir(tmp_path)
-    small = {"20_000": "600", "5_000": "0", "[32, 32]": "[8]", "updates == 10": "updates == 2"}
+    small = {"20_000": "1_100", "5_000": "0", "[32, 32]": "[8]", "updates == 10": "updates == 2"}
     names: dict[str, Any] = {"__name__": "__main__"}
     for block in BLOCKS:
         for long, short in small.items():

@@ -19,6 +19,7 @@ EXTRAS = {
     "atari": ("ale_py", ("atari", "pong", "breakout")),
     "minigrid": ("minigrid", ("minigrid", *(f"minigrid_{room}" for room in ROOMS))),
     "robotics": ("gymnasium_robotics", ("fetchreach",)),
+    "recsim": ("recsim", ("recsim",)),
     "dmc": ("dm_control", ("dm_control", "dmc_cartpole_swingup", "dmc_walker_walk")),
 }
 GIVEN = {
@@ -99,6 +100,13 @@ WANTED = {  # option: observation, action, steps
     "pendulum_mass": (numbers(3), torques(1), 200),
     "pendulum_no_velocity": (numbers(2), torques(1), 200),
     "pong": (image, Discrete(6), 27000),
+    "recsim": (
+        Dict(
+            {"user": numbers(20), "documents": Box(-np.inf, np.inf, (10, 20)), "response": Dict({"click": Discrete(3)})}
+        ),
+        MultiDiscrete([10, 10]),
+        1000,
+    ),
     "stateless_cartpole": (numbers(2), Discrete(2), 500),
     "swimmer": (numbers(8), torques(2), 1000),
     "taxi": (Discrete(500), Discrete(6), 200),
@@ -110,7 +118,7 @@ def build(option, n=2, **changes):
     """``n`` environments of a preset; skips where its extra is not installed."""
     for extra, (module, options) in EXTRAS.items():
         if option in options and find_spec(module) is None:
-            pytest.skip(f"{option} needs rlplug[{extra}]")
+            pytest.skip(f"{option} needs the extra {extra}")
     node = default_node("env", option, GIVEN.get(option, {}) | changes)
     return choose("env", "env", node).build(SimpleNamespace(env_ids=range(n), num_envs=n, render=False, role="actor"))
 

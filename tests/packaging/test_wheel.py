@@ -1,6 +1,7 @@
 """What a user gets: the wheels, built, installed in an empty environment, and run in an empty folder."""
 
 import csv
+import email
 import json
 import os
 import shutil
@@ -10,10 +11,13 @@ import tomllib
 import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.metadata import Distribution, distribution
 from pathlib import Path
 
 import pytest
 from hatchling.builders.wheel import WheelBuilder
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parent.parent.parent
 BUILT_IN = ", ".join(sorted(path.stem for path in (ROOT / "conf" / "algo").glob("*.yaml")))
@@ -29,6 +33,9 @@ VERSION = {
 }
 
 
+SLIM = "logger.only=[progress]"  # the default loggers without TensorBoard, which is an extra
+
+
 def succeed(*command: str | Path, **options) -> str:
     """Run a command.
 
@@ -40,9 +47,49 @@ def succeed(*command: str | Path, **options) -> str:
     return done.stdout
 
 
+def requirements(wheel: Path) -> list[Requirement]:
+    """Return what a wheel says it needs, without extras."""
+    (metadata,) = [name for name in contents(wheel) if name.endswith(".dist-info/METADATA")]
+    with zipfile.ZipFile(wheel) as archive:
+        said = email.message_from_bytes(archive.read(metadata)).get_all("Requires-Dist", [])
+    found = map(Requirement, said)
+    return [one for one in found if one.marker is None or one.marker.evaluate({"extra": ""})]
+
+
+def required(words: set[str]) -> list[Distribution]:
+    """Return the distributions of this environment that requirements name, and those that these require in turn."""
+    found, left = dict[str, Distribution](), [Requirement(word) for word in words if not word.startswith("rlplug")]
+    seen = set[str]()
+    while left:
+        one = left.pop()
+        if str(one) in seen:
+            continue
+        seen.add(str(one))
+        there = found[canonicalize_name(one.name)] = distribution(one.name)
+        assert there.version in one.specifier, one
+        for further in map(Requirement, there.requires or []):
+            if further.marker is None or any(further.marker.evaluate({"extra": x}) for x in ("", *one.extras)):
+                left.append(further)
+    return [*found.values()]
+
+
+def link(one: Distribution, site: Path) -> None:
+    """Link the packages of a distribution into a folder; of a namespace that several share, its parts."""
+    for file in one.files or []:
+        top, *rest = file.parts
+        if top in ("..", "__pycache__"):
+            continue
+        source = Path(str(one.locate_file(top)))
+        shared = source.is_dir() and not (source / "__init__.py").exists() and "." not in top
+        name = Path(top, rest[0]) if shared else Path(top)
+        (site / name).parent.mkdir(exist_ok=True)
+        if not os.path.lexists(site / name):
+            (site / name).symlink_to(str(one.locate_file(str(name))))
+
+
 @dataclass
 class Empty:
-    """A virtual environment with nothing of this one, and an empty folder to work in."""
+    """A virtual environment with nothing of this one that is not required, and an empty folder to work in."""
 
     home: Path
 
@@ -51,8 +98,12 @@ class Empty:
         return self.home / "venv" / "bin" / "python"
 
     def install(self, *wheels: Path) -> None:
+        """Install wheels; what they require is linked, as unpacking a gigabyte again takes a minute."""
+        (site,) = self.home.glob("venv/lib/python*/site-packages")
+        for one in required({str(parsed) for wheel in wheels for parsed in requirements(wheel)}):
+            link(one, site)
         environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
-        pip = (self.python, "-m", "pip", "install", "--quiet", "--no-compile", "-c", ROOT / "constraints.txt")
+        pip = (self.python, "-m", "pip", "install", "--quiet", "--no-compile", "--no-deps", "--no-index")
         succeed(*pip, *wheels, env=environment, cwd=self.home)
 
     def rlplug(self, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -132,7 +183,7 @@ def test_the_plugins_wheel_holds_its_configuration_and_no_tests(name: str, wheel
 
 def test_ppo_trains_in_an_empty_folder(empty: Empty):
     folder = empty.trained(
-        "algo=ppo", "env=cartpole", "tuned=none", "total_steps=4096", "log.every=1024", "eval.every=0"
+        "algo=ppo", "env=cartpole", "tuned=none", "total_steps=4096", "log.every=1024", "eval.every=0", SLIM
     )
     assert folder.parent.name == "ppo-cartpole"
     assert {path.name for path in folder.iterdir()} == {
@@ -142,7 +193,6 @@ def test_ppo_trains_in_an_empty_folder(empty: Empty):
         "metrics.csv",
         "run.lock",
         "summary.json",
-        "tensorboard",
     }
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["status"] == "finished"
@@ -155,6 +205,26 @@ def test_ppo_trains_in_an_empty_folder(empty: Empty):
     assert any(row["episode/return"] and row["train/policy"] for row in rows)
     plugins = json.loads((folder / "manifest.json").read_text())["plugins"]
     assert plugins["algo"] == {"kind": "algo", "name": "ppo", "distribution": "rlplug", "version": VERSION["rlplug"]}
+
+
+def test_what_is_not_installed_is_named_with_its_extra_before_work_starts(empty: Empty):
+    lines = {
+        "algo=ppo": "logger.tensorboard.name: needs the package tensorboard, which is not installed",
+        f"algo=ppo {SLIM} logger=[wandb]": "logger.wandb.name: needs the package wandb, which is not installed",
+        f"algo=ppo {SLIM} num_envs=2 hardware=2cpu hardware.devices=1 hardware.actors.count=2": (
+            "hardware.actors.count: Ray, which starts the processes, is not installed"
+        ),
+        "-m sweeper=optuna algo.gamma=0.9,0.99": "sweeper: 'optuna' is not installed (No module named 'optuna')",
+    }
+    extras = ("tensorboard", "wandb", "ray", "optuna")
+    code = "import sys; from rlplug.cli import main; print([main(line.split()) for line in sys.argv[1:]])"
+    done = subprocess.run([empty.python, "-c", code, *lines], cwd=empty.home / "work", capture_output=True, text=True)
+    assert done.stdout == f"{[2] * len(lines)}\n"
+    said = [
+        f"rlplug: {line}: pip install 'rlplug[{extra}]'" for line, extra in zip(lines.values(), extras, strict=True)
+    ]
+    assert done.stderr.splitlines() == said
+    assert not list((empty.home / "work").glob("runs/multirun/*"))
 
 
 def test_what_was_installed_fits_together(empty: Empty):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from contextlib import closing
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -172,9 +173,16 @@ def test_it_learns_the_optimum_of_the_small_problem():
     [
         (["env=interest_evolution", "env.slate_size=11"], "env.slate_size: 11 is more than env.num_documents=10"),
         (["env=cartpole"], "env: slateq needs observations {user, documents, response: {click}}"),
+        (["env=recsim", "env.kwargs.slate_size=11"], "env.kwargs.slate_size: 11 is not from 1 to"),
     ],
 )
 def test_what_it_cannot_do_is_refused(words, said):
     with pytest.raises(ConfigError) as error:
         build(compose(["algo=slateq", *words, "hardware=cpu"]), Path())
     assert said in str(error.value)
+
+
+@pytest.mark.skipif(find_spec("recsim") is not None, reason="RecSim is installed")
+def test_without_recsim_it_says_what_to_install():
+    with pytest.raises(ConfigError, match=r"env.id: RecSim cannot be imported .* pip install --no-deps recsim-no-tf"):
+        build(compose(["algo=slateq", "env=recsim", "hardware=cpu"]), Path())

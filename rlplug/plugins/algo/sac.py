@@ -47,7 +47,7 @@ class SAC(Algorithm):
         n_step: PositiveInt = option("Rewards in the target before bootstrapping.")
         twin_q: bool = option("Two critics; targets and policy use the minimum.")
         tau: UnitFloat = option("Polyak step of the target critics.")
-        target_network_update_freq: PositiveInt = option("Critic updates between two updates of the target.")
+        target_update_period: PositiveInt = option("Critic updates between two updates of the target.")
         initial_alpha: PositiveFloat = option("Initial temperature.")
         target_entropy: Literal["auto"] | float = option("auto: -dim(action); discrete: see target_entropy_fraction.")
         target_entropy_fraction: UnitFloat = option("Discrete: auto is this fraction of the uniform policy's entropy.")
@@ -249,5 +249,5 @@ class SAC(Algorithm):
     def after_step(self, parts: Sequence[str], losses: Losses, learner: Learner) -> None:
         if "critic" in parts:
             self.steps += 1
-            every = self.cfg.target_network_update_freq
+            every = self.cfg.target_update_period
             polyak_(self.target, self.critic, self.cfg.tau, None if every == 1 else self.steps % every == 0)
