@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import re
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
-from dataclasses import replace
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, get_args
 
 import numpy as np
@@ -19,34 +15,17 @@ from gymnasium.vector.utils import batch_space
 from rlplug import tree
 from rlplug.agents.insight import Insight, select_of
 from rlplug.agents.team import TeamRows
-from rlplug.api import Algorithm, Plan, VecEnv
+from rlplug.api import Algorithm
 from rlplug.checkpointing.format import MISFITS, Checkpoint, find
 from rlplug.config import Core, choose, migrate, typed
-from rlplug.config.schema import CORE, eval_env, kind_of
-from rlplug.context import EnvShard, RunContext, needs_of, recorded_keys
-from rlplug.data.recorder import EpisodeFiles, digest
-from rlplug.distributed.torch_setup import set_up_torch
+from rlplug.config.schema import CORE, kind_of
+from rlplug.context import EnvShard, RunContext, needs_of
 from rlplug.envs.spaces import batched, execute, observe
-from rlplug.envs.spec_json import from_json, mismatch, to_json
-from rlplug.estimation.estimator import Estimator
-from rlplug.evaluation.evaluator import Evaluator
-from rlplug.registry.installed import check_installed, versions
+from rlplug.envs.spec_json import from_json
+from rlplug.registry.installed import check_installed
 from rlplug.trainer.normalize import Normalizer
 from rlplug.trainer.optimizer import refuse_nan
 from rlplug.types import Batch, CheckpointError, ConfigError, Mode
-
-# keys that may change for an evaluation
-EVALUABLE = (
-    "eval.episodes",
-    "eval.max_episode_steps",
-    "eval.record",
-    "seed",
-    "env",
-    "hardware",
-    "deterministic",
-    "record",
-)
-ESTIMABLE = ("estimate", "estimate_model", "data", "seed", "hardware", "deterministic")  # and for an estimate
 
 
 class Agent(Insight):
@@ -177,7 +156,7 @@ class Team(Agent):
         self.ctx, self.normalize, self._native = ctx, normalize, ctx.spec.native_spaces or ctx.spec.groups
         self._inside = next(iter(ctx.spec.groups.values()))
         self._memory = {"prev_action", "prev_reward"}.intersection(ctx.needs.keys)
-        self._rows = TeamRows(ctx.spec, self._memory)
+        self._team = TeamRows(ctx.spec, self._memory)
         self.reset()
 
     def act(
@@ -199,10 +178,10 @@ class Team(Agent):
             raise ValueError("the groups differ in their number of environments")
         self._begin(columns := 1 if n is None else n)
         seen = {name: observe(self._native[name].obs)(batch) for name, (batch, _) in found.items()}
-        out = self._decide(self._rows.row(seen, self._first, alive, action_mask, reward), mode, columns)
+        out = self._decide(self._team.row(seen, self._first, alive, action_mask, reward), mode, columns)
         groups = {name: out[name] if self.spec.nested else out for name in self._native}
-        self._rows.actions = {name: group["action"].cpu().numpy() for name, group in groups.items()}
-        actions = {name: execute(self._native[name].action)(x) for name, x in self._rows.actions.items()}
+        self._team.actions = {name: group["action"].cpu().numpy() for name, group in groups.items()}
+        actions = {name: execute(self._native[name].action)(x) for name, x in self._team.actions.items()}
         return {name: action[0] for name, action in actions.items()} if n is None else actions
 
 
@@ -221,76 +200,9 @@ def load(path: str | Path, device: str | torch.device = "cpu", seed: int | None 
         ConfigError: there is no such device.
     """
     checkpoint = find(Path(path), ("weights",), tell=warnings.warn)
-    core = _core(checkpoint.manifest["config"] | ({} if seed is None else {"seed": seed}))
-    algorithm, ctx, normalize = _restored(checkpoint, torch.device(device), core, warnings.warn)
+    core = core_of(checkpoint.manifest["config"] | ({} if seed is None else {"seed": seed}))
+    algorithm, ctx, normalize = restored(checkpoint, torch.device(device), core, warnings.warn)
     return (Team if ctx.spec.has_agents else Agent)(algorithm, ctx, checkpoint.manifest["env_steps"], normalize)
-
-
-def evaluate(
-    path: str | Path,
-    overrides: Sequence[str] = (),
-    tell: Callable[[str], None] = warnings.warn,
-    mode: Mode = "greedy",
-    against: Mapping[str, str] = MappingProxyType({}),
-) -> dict[str, Any]:
-    """Play episodes in a run's environment, without writing files unless ``record.path`` is given.
-
-    With the run's ``seed`` and ``eval.episodes``, they are the episodes of its evaluation at the checkpoint's step.
-    They are played on one device of the run's hardware, or on the CPU if that is not available.
-
-    Args:
-        path: see ``load``.
-        overrides: as on the command line: ``eval.episodes=100``, ``seed=7``, ``hardware=cpu``, ``+env.kwargs.g=9.8``.
-        tell: called with each line for the user.
-        mode: ``greedy``; ``explore``, which samples from the policy without exploration modules; or ``random``.
-        against: runs whose policies play, by policy; see ``adopt``.
-
-    Returns:
-        ``checkpoint``, ``env_steps``, ``updates``, ``episodes``, ``seed`` and the metrics ``eval/...``.
-
-    Raises:
-        ConfigError: see ``load``; or the overrides are invalid, or change the environment's spaces.
-    """
-    checkpoint, raw, core, algorithm, ctx, normalize, make = stage(path, overrides, tell)
-    manifest, keys, files = checkpoint.manifest, None, None
-    adopt(algorithm, core, against, "against")
-    if core.record.path is not None:
-        about = {"spec": to_json(ctx.spec), "versions": versions(), "algo": raw["algo"]["name"], "env": raw["env"]}
-        about |= {"seed": core.seed, "checkpoint": str(checkpoint.path), "mode": mode}
-        name = f"{manifest['run'][:12]}-eval-{checkpoint.steps}-{core.seed}-{mode}-{core.eval.episodes}-{digest(raw)}"
-        files = EpisodeFiles(core.record, name, about)
-        ctx.needs = replace(ctx.needs, recorded=recorded_keys(ctx.spec, ctx.needs))
-        keys = [key for key in (*ctx.needs.keys, *ctx.needs.recorded) if key != "logp" or mode != "greedy"]
-    with closing(Evaluator(make, algorithm, ctx, core.eval, normalize, keys=keys)) as evaluator:
-        if mode == "greedy" and files is None:
-            metrics, played = evaluator.evaluate(lambda jobs, w: [evaluator.play(j, checkpoint.steps, w) for j in jobs])
-        else:
-            job = replace(evaluator.job, mode=mode)
-            played = evaluator.noted(evaluator.play(job, checkpoint.steps))
-            metrics = algorithm.episode_metrics(played)
-            if files is not None:
-                files.add_all(played)
-    extremes = {f"eval/return_{name}": getattr(played["return"], name)().item() for name in ("min", "max")}
-    return _about(checkpoint, core, len(played["return"])) | metrics | extremes
-
-
-def stage(path: str | Path, overrides: Sequence[str], tell: Callable[[str], None]) -> tuple[Any, ...]:
-    """Return checkpoint, settings, core settings, algorithm, context, normalization, and ``make(shard, render)``."""
-    checkpoint, raw, core, plan = _opened(path, overrides, EVALUABLE, tell, "an evaluation")
-    if raw["env"]["name"] == checkpoint.manifest["config"]["env"]["name"]:
-        check_installed({"env": checkpoint.manifest["plugins"]["env"]})
-    given = any(re.match(r"\+*env\b", override) for override in overrides)
-    env = choose("env", "env", raw["env"] if given else eval_env(raw))
-    algorithm, ctx, normalizer = _restored(checkpoint, torch.device(plan.accelerator), core, tell)
-
-    def make(shard: EnvShard, render: bool = False) -> VecEnv:
-        made = env.build(ctx.derive(shard=shard, render=render))
-        if difference := mismatch(ctx.spec, replace(made.spec, max_episode_steps=ctx.spec.max_episode_steps)):
-            made.close()
-            raise ConfigError("env", f"is not the environment of {checkpoint.path}: {difference}")
-        return made
-
-    return checkpoint, raw, core, algorithm, ctx, normalizer if normalizer.obs else None, make
 
 
 def adopt(algorithm: Algorithm, core: Core, runs: Mapping[str, str], at: str) -> None:
@@ -312,76 +224,11 @@ def adopt(algorithm: Algorithm, core: Core, runs: Mapping[str, str], at: str) ->
             raise ConfigError(key, "one of the runs normalizes observations, so their policies see different numbers")
 
 
-def estimate(
-    path: str | Path, overrides: Sequence[str] = (), tell: Callable[[str], None] = warnings.warn
-) -> dict[str, Any]:
-    """Estimate the return of a run's policy from recorded episodes; see ``estimation.Estimator``.
-
-    It needs neither the environment nor the run's hardware. The policy is that of mode ``explore``, without exploration
-    modules.
-
-    Args:
-        path, tell: see ``evaluate``.
-        overrides: as on the command line: ``data.path=data/medium``, ``estimate.gamma=0.99``, ``seed=7``.
-
-    Returns:
-        ``checkpoint``, ``env_steps``, ``updates``, ``episodes``, ``seed``, ``steps``, ``confidence`` and the metrics
-        ``estimate/...``.
-
-    Raises:
-        ConfigError: see ``load``; or there are no episodes, or they lack data that the estimates need.
-    """
-    checkpoint, raw, core, plan = _opened(path, overrides, ESTIMABLE, tell, "an estimate")
-    asked = core.estimate.path is None or any(re.match(r"\+*data\.path=", override) for override in overrides)
-    if (paths := core.data.path if asked else core.estimate.path) is None:
-        raise ConfigError("data.path", "is missing: estimates need recorded episodes, data.path=<folder>")
-    algorithm, ctx, normalizer = _restored(checkpoint, torch.device(plan.accelerator), core, tell)
-    if (node := raw.get("estimate_model")) is not None:
-        ctx.slots = {**ctx.slots, "estimate_model": choose("model", "estimate_model", node)}
-    normalize, key = normalizer if normalizer.obs else None, "data.path" if asked else "estimate.path"
-    estimator = Estimator.reading(core, paths, key, algorithm, ctx, normalize, tell)
-    about = _about(checkpoint, core, len(estimator.lengths))
-    about |= {"steps": estimator.recording.steps(), "confidence": core.estimate.confidence}
-    return about | estimator.estimate(checkpoint.steps)
-
-
-def _opened(
-    path: str | Path, overrides: Sequence[str], may: Sequence[str], tell: Callable[[str], None], what: str
-) -> tuple[Checkpoint, dict[str, Any], Core, Plan]:
-    """Return a checkpoint, its configuration with overrides of the keys ``may``, and the plan to use it with."""
-    from rlplug.config.changes import change  # here, because it imports Hydra
-
-    checkpoint, why = find(Path(path), ("weights",), tell), f"{what} can change only {', '.join(may)}"
-    raw = change(migrate(checkpoint.manifest["config"], may), overrides, may, why)
-    core, plan = _core(raw), _machine(raw, overrides, tell, what)
-    set_up_torch(plan, core.deterministic)
-    return checkpoint, raw, core, plan
-
-
-def _about(checkpoint: Checkpoint, core: Core, episodes: int) -> dict[str, Any]:
-    counts = {name: checkpoint.manifest[name] for name in ("env_steps", "updates")}
-    return {"checkpoint": str(checkpoint.path), **counts, "episodes": episodes, "seed": core.seed}
-
-
-def _machine(raw: Mapping[str, Any], overrides: Sequence[str], tell: Callable[[str], None], what: str) -> Plan:
-    """Return the run's hardware plan, or the CPU if that is not available and not requested."""
-    try:
-        plan: Plan = choose("hardware", "hardware", raw["hardware"]).plan()
-        if plan.accelerator == "cuda" and not torch.cuda.is_available():  # the run used another machine
-            raise ConfigError("hardware", "needs a CUDA device, but none was found")
-    except ConfigError as error:
-        if any(re.match(r"\+*hardware\b", override) for override in overrides):
-            raise
-        tell(f"{what} runs on the CPU because the run's hardware is not available: {error}")
-        return Plan()
-    return plan
-
-
-def _core(raw: Mapping[str, Any]) -> Core:
+def core_of(raw: Mapping[str, Any]) -> Core:
     return typed(Core, {key: raw[key] for key in CORE if key in raw})
 
 
-def _restored(
+def restored(
     checkpoint: Checkpoint, device: torch.device, core: Core, tell: Callable[[str], None]
 ) -> tuple[Algorithm, RunContext, Normalizer]:
     """Return the algorithm with its weights, its context, and the normalization of observations."""

@@ -14,6 +14,7 @@ from rlplug.types import Batch, EnvSpec, EnvTraits, NamedWeights, Tree
 if TYPE_CHECKING:
     from gymnasium.vector import AutoresetMode
 
+__all__ = ["Buffer", "Collector", "Goals", "RowLog", "Simulator", "Source", "VecEnv"]
 
 Source: TypeAlias = Literal["collected", "stored"]
 

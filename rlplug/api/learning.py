@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
     from rlplug.nn import Distribution
 
+__all__ = ["Algorithm", "Context", "Curriculum", "Exploration", "Learner", "Model", "Reduction", "Trainable"]
+
 
 class Context(Protocol):
     """Properties and services of the run, passed to every component."""

@@ -15,6 +15,7 @@ from rlplug.types import Batch, Mode, NamedWeights, Tree
 if TYPE_CHECKING:
     from gymnasium.vector import AutoresetMode
 
+__all__ = ["Clip", "Data", "Job", "Losses", "Needs", "Optim", "Play", "Rollout", "Segment", "SegmentSpec", "Window"]
 
 Data: TypeAlias = Literal["rollout", "segments", "windows", "episodes"]
 """Kind of a sample. rollout: the last round, whole and once; segments: in order of arrival, each once unless the

@@ -52,7 +52,7 @@ def main(arguments: Sequence[str]) -> int:
     path, overrides = run_first("evaluate", words)
     warn_broken()
 
-    from rlplug.agent import evaluate  # here, because torch takes seconds to import
+    from rlplug.results.evaluate import evaluate  # here, because torch takes seconds to import
 
     against, overrides = opponents(overrides)
     shown = {"video": str(video(path, overrides))} if "--record" in arguments else {}

@@ -7,29 +7,14 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from operator import index
-from typing import Any, Protocol
+from typing import Any
 
 from rlplug import tree
-from rlplug.api import Algorithm, Collector, Job, Rollout, Segment, SegmentSpec
+from rlplug.api import Collector, Job, Preemption, Rollout, Segment, SegmentSpec
 from rlplug.collection.acting import acting_state
 from rlplug.collection.play import Player
 from rlplug.collection.segment import only
-from rlplug.distributed.preemption import Preemptor
 from rlplug.types import Batch, ConfigError, NamedWeights, Progress, RunError, Tree, Weights
-
-
-class Shard(Protocol):
-    """Source of one shard's segments: a ``ShardCollector`` or a dataset."""
-
-    algorithm: Algorithm
-
-    @property
-    def spec(self) -> SegmentSpec: ...
-    def collect(self, rows: int, *args: Any, **options: Any) -> Batch: ...  # as ``ShardCollector.collect``
-    def episode_metrics(self) -> list[dict[str, float]]: ...
-    def state(self) -> Tree: ...
-    def load(self, state: Tree) -> None: ...
-    def close(self) -> None: ...
 
 
 @dataclass(eq=False)
@@ -42,11 +27,11 @@ class InProcessCollector(Collector):
         preemption: ends a rollout when enough other ranks have finished theirs; None: rollouts are never cut short.
     """
 
-    player: Shard
+    player: Any
     jobs: Player | None
     progress: Progress
     keeps_weights: bool = False
-    preemption: Preemptor | None = None
+    preemption: Preemption | None = None
     _played: list[Segment] = field(default_factory=list[Segment])
     _weights: tuple[int, Weights | None] = (-1, None)  # version and copy
 

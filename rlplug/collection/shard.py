@@ -14,19 +14,7 @@ from rlplug.api import Algorithm, Exploration, SegmentSpec, VecEnv
 from rlplug.collection.acting import Acting
 from rlplug.collection.finishing import Transform, finished, transforms
 from rlplug.collection.nonfinite import bounds_of, check_segment
-from rlplug.collection.segment import (
-    Layout,
-    OneCopy,
-    SegmentMemory,
-    as_it_is,
-    chosen,
-    copied,
-    merged,
-    on_cpu,
-    on_device,
-    only,
-    to_array,
-)
+from rlplug.collection.segment import Layout, OneCopy, SegmentMemory, chosen, copied, merged, on_device, only, to_array
 from rlplug.compiler.compiler import Compiler
 from rlplug.context import EnvShard, RunContext
 from rlplug.contract import results
@@ -68,7 +56,7 @@ class ShardCollector:
         self.keys = (*ctx.needs.keys, *ctx.needs.recorded) if keys is None else keys
         self.finishing = transforms(algorithm, ctx, self.keys) if finishing is None else finishing
         self.gradients, self.num_envs, device = gradients, len(shard.env_ids), env.traits.device
-        self._place = as_it_is if device is None else partial(on_device, device=device)
+        self._place = partial(tree.map, to_array) if device is None else partial(on_device, device=device)
         records = compiler is not None and compiler.graphs is not None and device is not None
         self._recorder = compiler if records and env.traits.traceable else None
         one_copy = OneCopy() if ctx.device.type != "cpu" and device is None else None
@@ -116,7 +104,7 @@ class ShardCollector:
         if missing := [key for key in self.keys if key not in given and key not in self.ctx.needs.recorded]:
             raise results.missing_keys(missing, self.algorithm, self.acting.exploration)
         row, columns, bounds = tree.take(rows, 0), (slice(0, self.num_envs),), bounds_of(self.env, self.ctx.spec)
-        return SegmentSpec(on_cpu(row), self.env.autoreset, columns, bounds)
+        return SegmentSpec(tree.map(torch.Tensor.cpu, row), self.env.autoreset, columns, bounds)
 
     def _first_step(self, action: Any) -> Batch:
         """Execute the first action, and check the result of the environments."""
@@ -197,7 +185,7 @@ class ShardCollector:
             self.reset()
         own = {"open": self._open} | self.acting.state()
         tree.check_like(own, only(state, own), "collector", exact=True)
-        self._open, self._restarts = self._place(copied(tree.map(to_array, state["open"]))), state["cuts"]
+        self._open, self._restarts = self._place(copied(state["open"])), state["cuts"]
         self.acting.load(state)
         with torch.inference_mode(), self.ctx.acting(self.shard):  # raise errors here instead of in the run
             self.acting.example(chosen(self._layout.seen, self._open), self.keys)

@@ -286,8 +286,6 @@ def choose(kind: Kind, key: str, node: Any) -> Chosen:
     if not isinstance(name := node.get("name"), str):
         raise ConfigError(f"{key}.name", f"should name one of kind {kind}: {', '.join(registry.names(kind))}")
     cls = registry.load(kind, name, f"{key}.name")
-    if not hasattr(cls, "Config"):
-        raise ConfigError(key, f"{kind} {name!r} of {registry.owner(kind, name)} declares no Config")
     from rlplug.contract.members import check_class
 
     check_class(kind, cls)

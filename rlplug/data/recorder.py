@@ -16,8 +16,10 @@ from rlplug.collection.play import OF_EPISODE, EpisodeSplitter
 from rlplug.collection.segment import on_cpu
 from rlplug.data import json_lines, parquet
 from rlplug.data.source import needs_package
+from rlplug.envs.spec_json import to_json
 from rlplug.registry import hookimpl
-from rlplug.types import Batch, RunError, Tree
+from rlplug.registry.installed import versions
+from rlplug.types import Batch, EnvSpec, RunError, Tree
 
 Write = Callable[[Path, Sequence[Batch], Mapping[str, Any]], None]
 FORMATS: Mapping[str, tuple[str, Write]] = {
@@ -116,6 +118,19 @@ class EpisodeFiles:
                     atomic.delete(path)
         except OSError as error:
             raise RunError(f"record.path: {self.folder} cannot be written: {error.strerror}") from None
+
+
+def episode_files(config: Any, raw: Mapping[str, Any], spec: EnvSpec, name: str, **more: Any) -> EpisodeFiles:
+    """Return the files of ``record.path``, with metadata of the run.
+
+    Args:
+        config: the core settings of the run.
+        raw: its resolved configuration.
+        name: name of the writer.
+        more: other metadata.
+    """
+    about = {"spec": to_json(spec), "versions": versions(), "algo": raw["algo"]["name"], "env": raw["env"]}
+    return EpisodeFiles(config.record, name, about | {"seed": config.seed} | more)
 
 
 class Episodes:

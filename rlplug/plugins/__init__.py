@@ -18,6 +18,8 @@ AGENTS = ("algo=independent",)
 CUSTOM = ("model.entry_point=rlplug.testing.nets:Net",)
 TWO_CARTS = ("env=two_carts", "env.max_episode_steps=20")
 
+SHORT = "env.max_episode_steps=30"
+GENERATION = ("algo.episodes_per_batch=8", SHORT)
 SEARCH = ("env=knapsack", "env=tictactoe", "algo.num_simulations=6", "num_envs=4", "train_batch_size=8", "model=mlp")
 
 GOALS = (
@@ -66,14 +68,14 @@ def rlplug_components() -> list[Component]:
         Component("algo", "apex_dqn", "rlplug.plugins.algo.dqn:DQN"),
         Component("algo", "apex_qmix", "rlplug.plugins.algo.qmix:QMIX", TEAM),
         Component("algo", "appo", "rlplug.plugins.algo.appo:APPO"),
-        Component("algo", "ars", "rlplug.plugins.algo.ars:ARS", ("algo.num_rollouts=4", "algo.rollouts_used=3")),
+        Component("algo", "ars", "rlplug.plugins.algo.ars:ARS", ("algo.num_rollouts=4", "algo.rollouts_used=3", SHORT)),
         Component("algo", "bc", "rlplug.plugins.algo.marwil:BC", PLAYED),
-        Component("algo", "cem", "rlplug.plugins.algo.cem:CEM", ("algo.population=8", "algo.elite_share=0.5")),
+        Component("algo", "cem", "rlplug.plugins.algo.cem:CEM", ("algo.population=8", "algo.elite_share=0.5", SHORT)),
         Component("algo", "cql", "rlplug.plugins.algo.cql:CQL", PLAYED),
         Component("algo", "ddpg", "rlplug.plugins.algo.ddpg:DDPG"),
         Component("algo", "discrete_cql", "rlplug.plugins.algo.dqn:DQN", PLAYED),
         Component("algo", "dqn", "rlplug.plugins.algo.dqn:DQN"),
-        Component("algo", "es", "rlplug.plugins.algo.es:ES", ("algo.episodes_per_batch=8",)),
+        Component("algo", "es", "rlplug.plugins.algo.es:ES", GENERATION),
         Component(
             "algo",
             "dreamer",
@@ -161,7 +163,7 @@ def rlplug_components() -> list[Component]:
         Component("loop", "alternate", "rlplug.plugins.loop.alternate:Alternate"),
         Component("loop", "async", "rlplug.plugins.loop.asynchronous:Async", ("algo=impala",)),
         Component("loop", "meta", "rlplug.plugins.loop.meta:Meta", ("algo=maml", *GOALS)),
-        Component("loop", "population", "rlplug.plugins.loop.population:Population", ("algo=es",)),
+        Component("loop", "population", "rlplug.plugins.loop.population:Population", ("algo=es", *GENERATION)),
         Component("loop", "offline", "rlplug.plugins.loop.offline:Offline", ("algo=bc", SMALL_DATA)),
         Component("model", "custom", "rlplug.plugins.model.custom:Custom", CUSTOM),
         Component("model", "gru", "rlplug.plugins.model.recurrent:GRU"),

@@ -59,7 +59,7 @@ def common_metrics(runs: Sequence[RunRecord]) -> list[str]:
         ConfigError: there are none, or some runs count environment steps and others updates.
     """
     first, *others = runs
-    refuse((not run.metrics, "", f"{run.path} has no metrics in its metrics.csv yet") for run in runs)
+    refuse((not run.metrics, "", run.damage or f"{run.path} has no metrics in its metrics.csv yet") for run in runs)
     if odd := [run for run in others if run.unit != first.unit]:
         said = f"{first.path} counts {step_label(first.unit)}, and {odd[0].path} counts {step_label(odd[0].unit)}"
         raise ConfigError("", f"{said}: there is no common axis")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -86,6 +87,9 @@ def export(
     agent = load(checkpoint.path)
     if agent.spec.has_agents:
         raise ConfigError("env", "has several agents, but a file holds the policy of one; use rlplug.load(run)")
+    if agent.ctx.needs.simulates:
+        said = "the policy plans with a simulator of the environment, which no export holds"
+        raise ConfigError("algo", f"{said}; act in Python with rlplug.load(run).act")
     make = _environments(checkpoint, agent.ctx, overrides)
     policy = Policy(agent.algorithm, agent.ctx, agent.normalize)
     program = exported(policy)
@@ -95,17 +99,21 @@ def export(
         about["page"] = environment(about["env"], [x.name for x in policy.inputs], limit)
         loaded = load_runtime(runtime)
     played = record(policy, agent.ctx, make, steps)
-    with atomic.renamed(folder) as partial:
-        partial.mkdir(parents=True)
-        write(program, policy, partial / FILES[format])
-        (about["replay"],) = replayed({partial / FILES[format]: played})
-        if loaded is not None:
-            text = page(about, (partial / FILES[format]).read_bytes(), loaded)
-            atomic.write(partial / "index.html", text.encode())
-        about["files"] = {file.name: file.stat().st_size for file in sorted(partial.iterdir())}
-        atomic.write(partial / MANIFEST, json.dumps(about, indent=1).encode())
-        if folder.exists():
-            atomic.delete(folder)
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with atomic.renamed(folder) as partial:
+            partial.mkdir()
+            write(program, policy, partial / FILES[format])
+            (about["replay"],) = replayed({partial / FILES[format]: played})
+            if loaded is not None:
+                text = page(about, (partial / FILES[format]).read_bytes(), loaded)
+                atomic.write(partial / "index.html", text.encode())
+            about["files"] = {file.name: file.stat().st_size for file in sorted(partial.iterdir())}
+            atomic.write(partial / MANIFEST, json.dumps(about, indent=1).encode())
+            if folder.exists():
+                atomic.delete(folder)
+    except OSError as error:
+        raise ConfigError("", f"--to {folder} cannot be written: {error.strerror}") from None
     return about | {"folder": str(folder)}
 
 
@@ -192,10 +200,9 @@ def _folder(checkpoint: Checkpoint, format: str, to: str | Path | None) -> Path:
         folder = Path(to)
     if folder.exists() and not (folder / MANIFEST).exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError("", f"--to {folder}: it is there, and holds no export; choose another folder")
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError("", f"--to {folder} cannot be written: {error.strerror}") from None
+    above = next(path for path in folder.absolute().parents if path.exists())
+    if not above.is_dir() or not os.access(above, os.W_OK):
+        raise ConfigError("", f"--to {folder} cannot be written")
     return folder
 
 

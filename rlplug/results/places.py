@@ -32,8 +32,8 @@ def run_at(place: str) -> Path:
         return folder
     if not (found := [*folders(folder)]):
         raise CheckpointError(f"{place} holds no run")
-    many = "1 run" if len(found) == 1 else f"{len(found)} runs"
-    raise CheckpointError(f"{place} holds {many}: {_listed(found)}; name one of them")
+    many, which = ("a run", "it") if len(found) == 1 else (f"{len(found)} runs", "one of them")
+    raise CheckpointError(f"{place} holds {many}: {_listed(found)}; name {which}")
 
 
 def located(place: str) -> Path:

@@ -143,7 +143,9 @@ def read_metrics(path: Path) -> tuple[Metrics, str]:
     except OSError as error:
         return {}, f"{path} cannot be read: {error.strerror}"
     head, *lines = text.split("\n")
-    names = next(csv.reader([head.replace("\0", "")]), [])
+    names: list[str] = []
+    with suppress(csv.Error):  # of bytes that are no text
+        names = next(csv.reader([head.replace("\0", "")]), [])
     if "step" not in names:
         return {}, f"{path} has no column 'step'; none of its rows can be used" if text else ""
     at, found, bad, before = names.index("step"), {name: [] for name in names}, [], -math.inf

@@ -6,14 +6,10 @@ import itertools
 import math
 import os
 import signal
-import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, TypeAlias
-
-import psutil
 
 from rlplug.agent import adopt
 from rlplug.api import Plan
@@ -32,14 +28,13 @@ from rlplug.nn import remarks
 from rlplug.registry.installed import check_installed, check_same, installed
 from rlplug.run import checks, run_dir
 from rlplug.run.build import build, start
-from rlplug.run.callbacks import callbacks_of, restore
-from rlplug.run.loggers import DISK, AtOnce
+from rlplug.run.callbacks import restore
 from rlplug.script import Sent, dumps
+from rlplug.tracking import DISK, AtOnce, process_age
 from rlplug.trainer.trainer import Trainer
 from rlplug.types import STEP, CheckpointError, ConfigError, RunError
 
 Tell: TypeAlias = Callable[[str], None]  # called with each line for the user
-_driven = itertools.count()  # counts the runs of this process
 STOPPING = b"\nrlplug: stopping after this round, with a checkpoint; press Ctrl-C again to stop at once, without one\n"
 
 
@@ -142,7 +137,7 @@ def created(
             lock.enter_context(run_dir.locked(folder, "hydra.run.dir"))
             run_dir.create(folder, config, plan, trainer.reports.identity, command)
             seen = (line for group in trainer.ctx.spec.groups.values() for line in remarks(group.obs))
-            for note in (*notes, *seen, *callbacks_of(trainer).stopping.notes()):
+            for note in (*notes, *seen, *trainer.reports.stopping.notes()):
                 tell(note)
         yield trainer
 
@@ -232,19 +227,19 @@ def _check_own(
 def _drive(trainer: Trainer) -> float:
     with driven(trainer), suppress(Stopped):
         trainer.loop.run(trainer)
-    return callbacks_of(trainer).evaluation.latest.get("eval/return_mean", math.nan)
+    return trainer.reports.evaluation.latest.get("eval/return_mean", math.nan)
 
 
 @contextmanager
 def driven(trainer: Trainer) -> Iterator[None]:
     """Execute the rounds of the body, then evaluate and write a last checkpoint; raise as ``train``."""
-    callbacks, folder, status, startup, reached = callbacks_of(trainer), trainer.run_dir, "failed", 0.0, ""
+    callbacks, folder, status, startup, reached = trainer.reports, trainer.run_dir, "failed", 0.0, ""
     manager = callbacks.open(trainer)
     try:
         with _machine_errors(folder), _stop_on_signal(trainer), denormals_flushed(), _end_without_machine(trainer):
             trainer.hooks.hook.rlplug_started(run=trainer)
             trainer.clock.started_up()
-            startup = _age() or trainer.clock.startup_s
+            startup = process_age() or trainer.clock.startup_s
             yield
             reached = callbacks.stopping.reason
             callbacks.finish(trainer)
@@ -272,16 +267,6 @@ def driven(trainer: Trainer) -> Iterator[None]:
             _end(trainer, status, startup, reached)
 
 
-def _age() -> float:
-    """Return the age of this process in seconds; 0 unless this is the first run of a command line."""
-    if next(_driven) or "rlplug" not in Path(sys.argv[0]).parts[-2:]:
-        return 0.0
-    created = psutil.Process().create_time()
-    if sys.platform == "linux":  # start times count from boot, which psutil knows to a second only
-        return time.clock_gettime(time.CLOCK_BOOTTIME) - (created - psutil.boot_time())
-    return time.time() - created
-
-
 def _end(trainer: Trainer, status: str, startup: float, reached: str) -> None:
     """Write ``summary.json`` and close the loggers.
 
@@ -289,7 +274,7 @@ def _end(trainer: Trainer, status: str, startup: float, reached: str) -> None:
         startup: seconds before the loop began.
         reached: limit of ``stop`` that ended the loop.
     """
-    callbacks, progress, folder = callbacks_of(trainer), trainer.progress, trainer.run_dir
+    callbacks, progress, folder = trainer.reports, trainer.progress, trainer.run_dir
     evaluation, wall = callbacks.evaluation, trainer.clock.wall()
     loop_s = wall - trainer.clock.startup_s
     summary = {"status": status} | ({"stopped": reached} if reached else {})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
@@ -17,7 +16,6 @@ from rlplug.buffer.samples import predictions
 from rlplug.collection.play import Stopped
 from rlplug.config.schema import Log
 from rlplug.context import ResolvedRun
-from rlplug.estimation.estimator import Estimator
 from rlplug.evaluation.evaluator import Evaluator, evaluates_itself, shares_of, side_by_side
 from rlplug.evaluation.video import ALONE, pictures, record
 from rlplug.functional.schedule import due
@@ -213,43 +211,3 @@ class Evaluation(Schedule):
         self.evaluator.close()
         if self.actors is not None:
             self.actors.close()
-
-
-class Estimation(Schedule):
-    """Off-policy estimates at every evaluation, on rank 0; none without an estimator."""
-
-    def __init__(self, estimator: Estimator | None, every: int) -> None:
-        super().__init__(every, estimator is not None)
-        self.estimator = estimator
-
-    def run(self, trainer: Trainer) -> dict[str, float]:
-        """Estimate with the current weights."""
-        assert self.estimator is not None
-        with trainer.clock.phase("estimate"):
-            self.latest = self.estimator.estimate(trainer.steps)
-        self.mark(trainer)
-        return self.latest
-
-
-def estimator_of(resolved: ResolvedRun, policy: BehaviorPolicy) -> Estimator | None:
-    """Return the estimator on the recorded episodes; None: estimates are off, or this is another rank.
-
-    Raises:
-        ConfigError: estimates are requested but impossible.
-    """
-    config, cfg = resolved.config, resolved.config.estimate
-    playable = config.env.cls.traits.playable
-    if policy.ctx.rank or cfg.with_eval is False or (cfg.with_eval is None and playable):
-        return None
-    if (paths := cfg.path or config.data.path) is None:
-        raise ConfigError("estimate.with_eval", "true needs recorded episodes: estimate.path=<folder>")
-    key = "estimate.path" if cfg.path else "data.path"
-    said = partial(print, "rlplug:", file=sys.stderr, flush=True)
-    tell = said if cfg.path else lambda note: None  # notes on data.path are printed elsewhere
-    try:
-        return Estimator.reading(config, paths, key, policy.algorithm, policy.ctx, policy.normalize, tell)
-    except ConfigError as error:
-        if cfg.with_eval:
-            raise
-        said(f"no evaluation is possible without an environment: {error}")
-        return None

@@ -54,7 +54,7 @@ class Trainer(Run):
 
     @property
     def logged(self) -> int:
-        return self.reports.logged
+        return self.reports.log.rows
 
     @property
     def evaluated(self) -> tuple[int, int]:

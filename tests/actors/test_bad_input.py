@@ -101,6 +101,7 @@ def test_an_address_where_another_program_answers(tmp_path: Path):
     )
 
 
+@pytest.mark.slow
 def test_a_cluster_that_asks_for_its_token(tmp_path: Path):
     """This machine has none."""
     token, port = tmp_path / "token", free_port()

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from rlplug import load
-from rlplug.agent import evaluate
 from rlplug.cli import main
 from rlplug.config import compose
+from rlplug.results.evaluate import evaluate
 from rlplug.run.build import build
 from rlplug.types import ConfigError
 

@@ -120,7 +120,7 @@ def test_a_damaged_checkpoint_is_passed_over_and_told(run: Path, capsys: pytest.
 TAKES = "evaluate takes a run folder or a checkpoint first; see rlplug evaluate --help"
 BAD = {  # refusals of settings that change are in tests/config/test_overrides.py
     **dict.fromkeys(("evaluate", "evaluate eval.episodes=3"), TAKES),
-    "evaluate .": ". holds 1 run: run; name one of them",
+    "evaluate .": ". holds a run: run; name it",
     "evaluate run/config.yaml": "run/config.yaml is a file, not a run folder",
     "evaluate empty": "empty holds no checkpoint yet",
     "evaluate run -m": "evaluate has no flag -m; see rlplug evaluate --help",

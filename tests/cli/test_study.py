@@ -134,8 +134,7 @@ def test_the_picture_of_the_history_has_the_best_so_far(tmp_path: Path):
 
 @pytest.mark.slow
 def test_a_study_killed_five_times_equals_the_undisturbed_one(tmp_path: Path):
-    words = ["-m", *TINY, *SEARCHED, "seed=1,2", "sweeper.trials=12", "sweeper.startup=4", "sweeper.batch=2"]
-    words += ["total_steps=128", "sweeper.every=32", "sweeper.workers=0"]
+    words = ["-m", *TINY, *SEARCHED, "sweeper.trials=12", "sweeper.startup=4", "sweeper.batch=2", "sweeper.workers=0"]
 
     def start(folder: Path) -> subprocess.Popen[bytes]:
         line = [sys.executable, "-m", "rlplug", *words, f"hydra.sweep.dir={folder}"]

@@ -10,15 +10,14 @@ import numpy as np
 import pytest
 
 from rlplug import tree
-from rlplug.agent import evaluate
 from rlplug.api import Job
 from rlplug.checkpointing.atomic import PARTIAL
 from rlplug.cli import main
 from rlplug.config import compose, parse
 from rlplug.data.recording import Recording
 from rlplug.data.source import Reading
+from rlplug.results.evaluate import evaluate
 from rlplug.run.build import build
-from rlplug.run.callbacks import callbacks_of
 from rlplug.run.launch import resume, train
 from rlplug.testing.rank_pool import ranks
 from rlplug.trainer.trainer import Trainer
@@ -142,7 +141,7 @@ def played(fabric, raw):
         trainer.collect()
         batches = [batch for _, batch in trainer.play(JOBS)]
         trainer.collect()
-        if (recorder := callbacks_of(trainer).recorder) is not None:
+        if (recorder := trainer.reports.recorder) is not None:
             recorder.state()
         return batches
 

@@ -18,7 +18,6 @@ import yaml
 
 import rlplug
 from rlplug import registry, testing
-from rlplug.agent import ESTIMABLE, EVALUABLE
 from rlplug.cli import main
 from rlplug.cli.arguments import parsed
 from rlplug.cli.sweep import check_sweep
@@ -27,6 +26,7 @@ from rlplug.config import parse
 from rlplug.config.changes import change, resumed
 from rlplug.config.schema import RESUMABLE
 from rlplug.registry import Events, Manifest
+from rlplug.results.evaluate import ESTIMABLE, EVALUABLE
 from tests.installing import Install, install_project
 
 ROOT = Path(__file__).parent.parent.parent
@@ -284,7 +284,9 @@ def test_commands_are_right(
         elif arguments[:1] in (["plot"], ["report"]):
             parsed(arguments[0], arguments[1:], importlib.import_module(f"rlplug.cli.{arguments[0]}").FLAGS)
         elif arguments and arguments[0] in MAY:
-            arguments = [argument for argument in arguments if argument not in ("--explore", "--random", "--record")]
+            arguments = [
+                argument for argument in arguments if not re.match(r"--explore|--random|--record|against[.=]", argument)
+            ]
             raw, verb, words = rlplug.compose(["algo=sac"]).raw, arguments[0], arguments[2:]
             if verb == "resume" and "algo.lr=1e-4" in words:  # of an algorithm with one step size
                 raw = rlplug.compose(["algo=dqn"]).raw

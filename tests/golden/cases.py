@@ -287,8 +287,8 @@ ALPHAZERO = words(
     algo.puct_coefficient=1.25 algo.value_bounds=null algo.value_scale=1.0 algo.dirichlet_noise=0.3
     algo.dirichlet_epsilon=0.25 algo.temperature=1.0 algo.temperature_moves=3 algo.reuse_tree=true
     algo.ranked_rewards=false algo.percentile=0.75 algo.num_returns=8 algo.best_return=null algo.opponents=[random]
-    algo.lr=0.001 algo.l2_coeff=0.0001 algo.vf_loss_coeff=1.0 algo.vf_share_layers=true algo.sgd_minibatch_size=16
-    algo.num_sgd_iter=1 algo.grad_clip=10.0 algo.grad_clip_by=global_norm
+    algo.past_every=100 algo.lr=0.001 algo.l2_coeff=0.0001 algo.vf_loss_coeff=1.0 algo.vf_share_layers=true
+    algo.sgd_minibatch_size=16 algo.num_sgd_iter=1 algo.grad_clip=10.0 algo.grad_clip_by=global_norm
     """
 )
 SLATEQ = words(

@@ -15,13 +15,13 @@ from gymnasium.spaces import Box, Discrete
 from torch import nn
 
 from rlplug import testing, tree
-from rlplug.agent import evaluate
 from rlplug.checkpointing.format import find
 from rlplug.cli import main
 from rlplug.config import compose, parse
 from rlplug.functional.meta import adapt_kl_coeffs, linear_baseline, stacked, task_advantages
 from rlplug.nn.adaptation import AdaptivePolicy
 from rlplug.plugins.algo.maml import MAML
+from rlplug.results.evaluate import evaluate
 from rlplug.run.build import build, start
 from rlplug.testing.rank_pool import ranks
 from rlplug.types import ConfigError, EnvSpec, Group

@@ -39,6 +39,8 @@ DAMAGED = {
     "no step": (b"step,a\n10,1\n,2\nnan,3\ninf,4\n", {"a": [[10], [1]]}, "3 of 4"),
     "another file": (b"time,a\n10,1\n", {}, "has no column 'step'"),
     "binary": (bytes(range(256)), {}, "has no column 'step'"),
+    "a head with a line end of its own": (b"step\ra,b\n1,2\n", {}, "has no column 'step'"),
+    "a head without end": (b"x" * 200_000, {}, "has no column 'step'"),
 }
 
 

@@ -233,17 +233,17 @@ class League(Algorithm):
 
         While the pool is empty, the learner plays against itself. With ``payoff``, also let all pairs of policies play.
         """
-        pool, members = self.pool, range(len(self.pool.members))
-        weights: dict[str, Batch] = {f"as {i}": member.state_dict() for i, member in enumerate(pool.members)}
-        weights |= {f"against {i}": {"odds": torch.eye(self.cfg.size, dtype=torch.float64)[i]} for i in members}
-        weights["all"] = {"odds": (torch.arange(self.cfg.size) < len(members)).double()}
-        jobs = [Job(0, {"pool": "all"}, episodes=episodes, mode="greedy")]
-        kept = pool.names if len(members) > 1 else []
-        jobs += [replace(jobs[0], policies={"pool": f"against {i}"}) for i in range(len(kept))]
+        pool, places, members = self.pool, torch.arange(self.cfg.size), range(len(self.pool.members))
+        kept = range(len(pool.names)) if len(members) > 1 else range(0)
         pairs = [(i, j) for i in members for j in members if i < j and self.cfg.payoff]
-        policies = [{"learner": f"as {i}", "pool": f"against {j}"} for i, j in pairs]
-        jobs += [replace(jobs[0], policies=who, episodes=self.cfg.payoff) for who in policies]
-        names = [f"against/{name}" for name in kept]
+        weights: dict[str, Batch] = {f"as {i}": pool.members[i].state_dict() for i, _ in pairs}
+        weights |= {f"against {j}": {"odds": (places == j).double()} for j in {*kept, *(j for _, j in pairs)}}
+        weights["all"] = {"odds": (places < len(members)).double()}
+        jobs = [Job(0, {"pool": "all"}, episodes=episodes, mode="greedy")]
+        jobs += [replace(jobs[0], policies={"pool": f"against {j}"}) for j in kept]
+        playing = ({"learner": f"as {i}", "pool": f"against {j}"} for i, j in pairs)
+        jobs += [Job(0, who, episodes=self.cfg.payoff, mode="greedy") for who in playing]
+        names = [f"against/{pool.names[j]}" for j in kept]
         names += [f"payoff/{pool.titles[i]}/{pool.titles[j]}" for i, j in pairs]
         (_, batch), *others = play([replace(job, number=i) for i, job in enumerate(jobs)], weights)
         returns = _returns(batch)
@@ -253,7 +253,7 @@ class League(Algorithm):
         metrics |= {f"eval/{name}": _returns(of).mean() for name, (_, of) in zip(names, others, strict=True)}
         return {name: float(value) for name, value in metrics.items()}
 
-    def named_policy(self, name: str = "") -> Algorithm:
+    def named_policy(self, name: str) -> Algorithm:
         """Return the learner."""
         return self.learner
 

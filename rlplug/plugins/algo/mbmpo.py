@@ -23,6 +23,9 @@ from rlplug.types import Batch, ConfigError, EnvSpec, Mode, Weights
 STARTS = 256
 """first observations that are kept, from which imagined episodes begin"""
 
+HIGHER = 1.5
+"""factor of the first epoch's error in the moving average, so that noise does not end the training at once"""
+
 
 class MBMPO(Algorithm):
     """Learns to adapt to each network of an ensemble of learned dynamics, and plays with the adapted policies."""
@@ -211,7 +214,7 @@ class MBMPO(Algorithm):
             error = learner.reduce(torch.cat(errors), "mean", torch.cat(held))
             found = {"dynamics_valid_error": error, "dynamics_epochs": torch.tensor(epoch + 1.0)}
             before, share = average, self.cfg.valid_average
-            average = float(error) if np.isinf(before) else share * before + (1.0 - share) * float(error)
+            average = HIGHER * float(error) if np.isinf(before) else share * before + (1.0 - share) * float(error)
             if average > before:
                 break
         return found

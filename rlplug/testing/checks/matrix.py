@@ -21,7 +21,7 @@ from rlplug.config import RunConfig, compose, parse
 from rlplug.config.schema import SEVERAL
 from rlplug.registry import KINDS, Kind, load
 from rlplug.run.build import build
-from rlplug.testing.checks.runs import CPU, callbacks_of, node_of, option_of, play, require, trainables
+from rlplug.testing.checks.runs import CPU, node_of, option_of, play, require, trainables
 from rlplug.testing.worlds import ACTIONS, OBSERVATIONS
 from rlplug.trainer.trainer import Trainer
 from rlplug.types import ConfigError, EnvSpec, Group
@@ -276,5 +276,5 @@ def _check_run(trainer: Trainer) -> None:
         require(any(not torch.equal(a, b) for a, b in zip(now, then, strict=True)), f"{part} changed no parameter")
         require(all(torch.isfinite(p).all() for p in now), f"{part} has a parameter that is not finite")
     trainer.agreement.request_stop(0)
-    for name, value in callbacks_of(trainer).evaluate(trainer).items():
+    for name, value in trainer.reports.evaluate(trainer).items():
         require(math.isfinite(value), f"{name} is not a number")

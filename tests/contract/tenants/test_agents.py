@@ -12,7 +12,7 @@ import torch
 from gymnasium.spaces import MultiBinary
 
 from rlplug import tree
-from rlplug.agent import evaluate, load
+from rlplug.agent import load
 from rlplug.checkpointing.format import find
 from rlplug.cli import main
 from rlplug.config import compose
@@ -20,6 +20,7 @@ from rlplug.data.recording import Recording
 from rlplug.data.source import Reading
 from rlplug.envs.spec_json import from_json
 from rlplug.registry import hookimpl
+from rlplug.results.evaluate import evaluate
 from rlplug.run.build import build
 from rlplug.testing import conformance
 from rlplug.types import ConfigError
