@@ -9,7 +9,7 @@ COPY constraints.txt pyproject.toml README.md LICENSE ./
 COPY conf ./conf
 COPY rlplug ./rlplug
 # torch's CPU build comes from its own index, and is a tenth of the one with CUDA
-RUN pip install --no-cache-dir -c constraints.txt --extra-index-url https://download.pytorch.org/whl/cpu .
+RUN pip install --no-cache-dir -c constraints.txt --extra-index-url https://download.pytorch.org/whl/cpu '.[ray,tensorboard,wandb]'
 
 FROM python:3.12-slim
 # a C++ compiler, for compile=auto

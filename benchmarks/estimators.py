@@ -22,8 +22,8 @@ import numpy as np
 from shared import write_table
 
 import rlplug
-from rlplug.agent import estimate, evaluate
 from rlplug.config.schema import Method
+from rlplug.results.evaluate import estimate, evaluate
 
 HERE = Path(__file__).parent
 RESULTS, FOLDER = HERE / "results" / "estimators.json", HERE.parent / "runs" / "estimators"

@@ -1,9 +1,12 @@
-"""Measure the exploitability of self-play and of a league in rock-paper-scissors.
+"""Measure the exploitability of self-play and of a league in rock-paper-scissors, and of a league in tic-tac-toe.
 
     python benchmarks/league.py [--steps 200000] [--variant weighted]
+    python benchmarks/league.py --tictactoe 1,2,3
 
-The exploitability of a strategy is what a best response gains against it; it is 0 at the equilibrium. Writes
-``docs/img/league.svg`` and ``benchmarks/results/league.json``.
+The exploitability of a strategy is what a best response gains against it; it is 0 at the equilibrium. The first line
+writes ``docs/img/league.svg``. The second trains ``algo=league env=tictactoe`` with these seeds. Its greedy learner
+then plays both seats against perfect play, which draws among its best moves, and against a best response, which
+knows the learner's moves; both results are exact. They are kept in ``benchmarks/results/league.json``.
 """
 
 from __future__ import annotations
@@ -11,48 +14,100 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from rlplug import compose
-from rlplug.checkpointing.format import find
+from rlplug import compose, load
+from rlplug.envs.games import Minimax, tic_tac_toe
 from rlplug.envs.matrix_games import exploitability, rock_paper_scissors
 from rlplug.results import plot
 from rlplug.results.curves import Curve
 from rlplug.run import launch
-from rlplug.run.build import build
 
 ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks" / "results" / "league.json"
 RUNS = {"self-play": ["algo.self_play=1"], "league": ["algo.self_play=0", "algo.opponents=uniform"]}
 SETTINGS = ["algo=league", "env=rock_paper_scissors", "num_envs=64", "rollout_fragment_length=8", "algo.size=10000"]
 SETTINGS += ["algo.every=5", "algo.algo.lr=1e-2", "algo.algo.entropy_coeff=0.3", "eval.every=0", "eval.episodes=1"]
 SETTINGS += ["logger.only=[]", "compile=off", "hardware=cpu"]
 
 
+def trained(words: list[str]) -> Any:
+    """Train, and return the policies outside of the run."""
+    with tempfile.TemporaryDirectory() as folder:
+        launch.train(compose(words), Path(folder, "run"), tell=lambda line: None)
+        return load(Path(folder, "run"))
+
+
 def strategies(words: list[str]) -> np.ndarray:
     """Train, and return the probabilities of the actions of every copy, ``[copies, A]``."""
-    with tempfile.TemporaryDirectory() as folder:
-        config = compose([*SETTINGS, *words])
-        launch.train(config, Path(folder, "run"), tell=lambda line: None)
-        trainer = build(config, Path(folder, "again"))
-        trainer.policy.load(find(Path(folder, "run")).tree("weights"))
-        trainer.close()
-    pool: Any = trainer.algorithm.pool
-    n = int(trainer.ctx.spec.groups["players"].action.n)
+    team = trained([*SETTINGS, *words])
+    pool, n = team.algorithm.pool, int(team.spec.groups["players"].action.n)
     rows, actions = {"obs": torch.ones(1, 1)}, [torch.tensor([action]) for action in range(n)]
     with torch.no_grad():
         found = [copy.net.dist(rows, {})[0] for copy in pool.members]
         return np.array([[float(one.logp(action).exp()) for action in actions] for one in found])
 
 
+def games(team: Any) -> dict[str, float]:
+    """Return how often a greedy learner of tic-tac-toe loses by seat, and what it is paid against a best response."""
+    game = tic_tac_toe()
+    perfect, found = Minimax(game), dict[str, float]()
+
+    def after(state: Tensor, seat: int, other: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+        """Return the states ``[B, A]`` after every action, and which of them are played."""
+        mine, legal = game.player(state) == seat, game.legal(state)
+        mask = torch.zeros(len(state), 2, 9, dtype=torch.bool)
+        mask[:, seat], mask[:, 1 - seat] = legal, True
+        team.reset()
+        action = team.act({"players": game.observe(state).numpy()}, action_mask={"players": mask.numpy()})["players"]
+        chosen = torch.nn.functional.one_hot(torch.from_numpy(action[:, seat]), 9).bool()
+        every = torch.stack([game.play(state, torch.full((len(state),), a)) for a in range(9)], 1)
+        return every, torch.where(mine[:, None], chosen, other(state))
+
+    def lost(seat: int) -> float:
+        state, weight, total = game.initial(torch.empty(1, 0)), torch.ones(1, dtype=torch.float64), 0.0
+        while len(state):
+            every, played = after(state, seat, perfect.best)
+            share = (weight / played.sum(1))[:, None].expand(-1, 9)[played]
+            state, over = every[played], game.over(every[played])
+            total += share[over & (game.payoff(state) == 2 * seat - 1)].sum().item()
+            state, weight = state[~over], share[~over]
+        return total
+
+    def paid(state: Tensor, seat: int) -> float:
+        if game.over(state):
+            return game.payoff(state).item() * (1 - 2 * seat)
+        every, played = after(state, seat, game.legal)
+        return min(paid(one[None], seat) for one in every[played])
+
+    for seat, name in enumerate(("first", "second")):
+        found |= {
+            f"lost as {name}": lost(seat),
+            f"against a best response as {name}": paid(game.initial(torch.empty(1, 0)), seat),
+        }
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=200_000)
     parser.add_argument("--variant", default="weighted")
+    parser.add_argument("--tictactoe", type=lambda text: [int(seed) for seed in text.split(",")])
     given = parser.parse_args()
+    kept = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    if given.tictactoe:
+        for seed in given.tictactoe:
+            found = games(trained(["algo=league", "env=tictactoe", f"seed={seed}", "logger.only=[]", "hardware=cpu"]))
+            kept.setdefault("tictactoe", {})[f"seed {seed}"] = found
+            print(f"seed {seed} {found}")
+            RESULTS.write_text(json.dumps(kept, indent=2) + "\n")
+        return
     payoff, found, curves = rock_paper_scissors(given.variant), dict[str, Any](), list[Curve]()
     for name, words in RUNS.items():
         played = strategies([*words, f"total_steps={given.steps}", f"env.variant={given.variant}"])
@@ -65,8 +120,8 @@ def main() -> None:
             print(f"{label:20} {found[label]}")
     figure = plot.draw(curves, "environment steps", "exploitability", f"rock-paper-scissors, {given.variant}", 5.0)
     plot.save(figure, [ROOT / "docs" / "img" / "league.svg"])
-    about = {"variant": given.variant, "steps": given.steps, "exploitability": found}
-    (ROOT / "benchmarks" / "results" / "league.json").write_text(json.dumps(about, indent=2) + "\n")
+    kept["rock_paper_scissors"] = {"variant": given.variant, "steps": given.steps, "exploitability": found}
+    RESULTS.write_text(json.dumps(kept, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -83,7 +83,7 @@ PPO, SAC, DQN, DDPG, TD3, A2C, IMPALA, APPO, APEX_DQN, APEX_DDPG = (
 
 CQL = f"algo=cql env=pendulum data.path={DATA}/pendulum/medium"
 DISCRETE_CQL = f"algo=discrete_cql env=cartpole data.path={DATA}/cartpole/mixed"
-WITHOUT = "algo.min_q_weight=0 algo.bc_iters=0 algo.deterministic_backup=false"
+WITHOUT = "algo.conservative_weight=0 algo.bc_iters=0 algo.deterministic_backup=false"
 """what makes SAC of CQL"""
 
 RAINBOW = {
@@ -139,7 +139,7 @@ PROOFS = {
     "cql_pendulum": Proof(CQL, above="cql_pendulum_without", blind=True, gain=0.2),
     "bc_pendulum_medium": Proof(CQL.replace("cql", "bc"), blind=True),
     **{f"{algo}_pendulum_medium": Proof(CQL.replace("cql", algo), blind=True, gain=0.0) for algo in ("iql", "td3_bc")},
-    "discrete_cql_cartpole_without": Proof(f"{DISCRETE_CQL} algo.min_q_weight=0", blind=True),
+    "discrete_cql_cartpole_without": Proof(f"{DISCRETE_CQL} algo.conservative_weight=0", blind=True),
     "discrete_cql_cartpole": Proof(DISCRETE_CQL, above="discrete_cql_cartpole_without", blind=True, gain=0.0),
     **{
         f"{algo}_halfcheetah_medium": Proof(

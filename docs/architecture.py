@@ -39,6 +39,11 @@ NUMBER = re.compile(r"\d[\d,]*")
 
 ROOMS = {
     "cli": "train, resume, check ...",
+    "session": "runs from Python",
+    "hooks": "callbacks of the user",
+    "limits": "metrics that end a run",
+    "pretrained": "initial weights of a run",
+    "script": "objects by their path",
     "run": "builds a run and drives it",
     "testing": "the conformance kit",
     "results": "plots, reports, exports",

@@ -181,17 +181,11 @@ def _order(some: Levels) -> list[int]:
     return [len(some), *(levels(f).index(known[f]) if f in known else -1 for f in FACTORS)]
 
 
-def for_agents(algorithm: str) -> bool:
-    """Return whether an algorithm refuses every environment of one agent, which those of the matrix are."""
-    refusals = [Cell(algorithm, action=action).refusal() for action in levels("action")]
-    return all(said is not None and said.startswith("env: ") for said in refusals)
-
-
 def find() -> dict[str, Any]:
     """Build the content of matrix.json."""
     every: dict[str, Any] = {}
     for (kind, name), by in registry.owners().items():
-        if kind == "algo" and by[0].distribution in OURS and name not in APART and not for_agents(name):
+        if kind == "algo" and by[0].distribution in OURS and name not in APART:
             cells, refused = discover(name)
             said = {_text(some): "\n".join(refused[some]) for some in sorted(refused, key=_order)}
             every[name] = {"runs": [str(cell).partition(" ")[2] for cell in cells], "refused": said}

@@ -7,14 +7,16 @@ Options of a component are declared with ``rlplug.settings``, tensors travel by 
 from __future__ import annotations
 
 import importlib
+from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rlplug.agent import load
+    __version__: str
     from rlplug.api import (
         Algorithm,
         Buffer,
         Context,
+        Curriculum,
         Exploration,
         Hardware,
         Job,
@@ -33,10 +35,9 @@ if TYPE_CHECKING:
         VecEnv,
         Window,
     )
-    from rlplug.cli.train import train
     from rlplug.config import RunConfig, compose
     from rlplug.registry import Component, hookimpl
-    from rlplug.run.launch import resume
+    from rlplug.session import Result, Session, load, resume, train
     from rlplug.types import Batch, ConfigError, EnvSpec, EnvTraits, Group, RunError
 
 __all__ = [
@@ -46,6 +47,7 @@ __all__ = [
     "Component",
     "ConfigError",
     "Context",
+    "Curriculum",
     "EnvSpec",
     "EnvTraits",
     "Exploration",
@@ -59,15 +61,18 @@ __all__ = [
     "Needs",
     "Optim",
     "Plan",
+    "Result",
     "RowLog",
     "Run",
     "RunConfig",
     "RunError",
     "Segment",
+    "Session",
     "Tempo",
     "Trainable",
     "VecEnv",
     "Window",
+    "__version__",
     "compose",
     "hookimpl",
     "load",
@@ -79,14 +84,14 @@ _HOMES = {
     "rlplug.types": ("Batch", "ConfigError", "EnvSpec", "EnvTraits", "Group", "RunError"),
     "rlplug.registry": ("Component", "hookimpl"),
     "rlplug.config": ("RunConfig", "compose"),
-    "rlplug.cli.train": ("train",),
-    "rlplug.agent": ("load",),
-    "rlplug.run.launch": ("resume",),
+    "rlplug.session": ("Result", "Session", "load", "resume", "train"),
 }
 """where a public name lives; the others are of ``rlplug.api``"""
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return metadata.version("rlplug")
     if name not in __all__:
         raise AttributeError(f"module 'rlplug' has no attribute {name!r}")
     home = next((module for module, names in _HOMES.items() if name in names), "rlplug.api")

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import re
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
-from dataclasses import replace
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, get_args
 
@@ -16,39 +13,22 @@ from gymnasium.spaces import flatdim
 from gymnasium.vector.utils import batch_space
 
 from rlplug import tree
+from rlplug.agents.insight import Insight, select_of
 from rlplug.agents.team import TeamRows
-from rlplug.api import Algorithm, Plan, VecEnv
+from rlplug.api import Algorithm
 from rlplug.checkpointing.format import MISFITS, Checkpoint, find
 from rlplug.config import Core, choose, migrate, typed
 from rlplug.config.schema import CORE, kind_of
-from rlplug.context import EnvShard, RunContext, needs_of, recorded_keys
-from rlplug.data.recorder import EpisodeFiles, digest
-from rlplug.distributed.torch_setup import set_up_torch
+from rlplug.context import EnvShard, RunContext, needs_of
 from rlplug.envs.spaces import batched, execute, observe
-from rlplug.envs.spec_json import from_json, mismatch, to_json
-from rlplug.estimation.estimator import Estimator
-from rlplug.evaluation.evaluator import Evaluator
-from rlplug.functional.returns import episode_metrics
-from rlplug.registry.installed import check_installed, versions
+from rlplug.envs.spec_json import from_json
+from rlplug.registry.installed import check_installed
 from rlplug.trainer.normalize import Normalizer
 from rlplug.trainer.optimizer import refuse_nan
 from rlplug.types import Batch, CheckpointError, ConfigError, Mode
 
-# keys that may change for an evaluation
-EVALUABLE = (
-    "eval.episodes",
-    "eval.max_episode_steps",
-    "eval.record",
-    "seed",
-    "env",
-    "hardware",
-    "deterministic",
-    "record",
-)
-ESTIMABLE = ("estimate", "estimate_model", "data", "seed", "hardware", "deterministic")  # and for an estimate
 
-
-class Agent:
+class Agent(Insight):
     """A trained policy, with observations and actions in the environment's native spaces.
 
     Attributes:
@@ -99,10 +79,17 @@ class Agent:
         Raises:
             ValueError: an argument is missing, or does not fit the spaces or the current episodes.
         """
+        step, columns, select = self._step_of(obs, reward, action_mask, env_state)
+        self._action = self._decide(step, mode, columns)["action"].cpu().numpy()
+        if self._action.shape != (columns, *(self._inside.action.shape or ())):
+            raise ValueError(f"the policy's actions {self._action.shape[1:]} do not fit {self._inside.action}")
+        return self._execute(self._action)[select]
+
+    def _step_of(self, obs: Any, reward: Any, action_mask: Any, env_state: Any) -> tuple[Batch, int, Any]:
         batch, n = batched(self._native.obs, obs)
         columns = 1 if n is None else n
         self._begin(columns)
-        step = {"obs": self._observe(batch), "is_first": self._first}
+        step: Batch = {"obs": self._observe(batch), "is_first": self._first}
         if "prev_action" in self._memory:
             step["prev_action"] = self._action
         if "prev_reward" in self._memory:
@@ -115,16 +102,17 @@ class Agent:
             raise ValueError("this policy was trained without action masks")
         if env_state is not None:
             step["env_state"] = env_state if n is not None else tree.map(lambda x: np.asarray(x)[None], env_state)
-        self._action = self._decide(step, mode, columns)["action"].cpu().numpy()
-        if self._action.shape != (columns, *(self._inside.action.shape or ())):
-            raise ValueError(f"the policy's actions {self._action.shape[1:]} do not fit {self._inside.action}")
-        action = self._execute(self._action)
-        return action[0] if n is None else action
+        return step, columns, select_of(n)
 
     def _decide(self, step: Batch, mode: Mode, columns: int) -> Batch:
         """Return the policy's outputs for a row of arrays."""
         if mode not in get_args(Mode):
             raise ValueError(f"mode should be one of {', '.join(get_args(Mode))}, got {mode!r}")
+        out, self._carry = self._look(step, columns, lambda row, carry: self.algorithm.act(row, carry, mode))
+        self._first = np.zeros(columns, np.bool_)
+        return out
+
+    def _look(self, step: Batch, columns: int, look: Callable[[Batch, Batch], Any]) -> Any:
         with torch.inference_mode(), self.ctx.acting(EnvShard("eval", columns, range(columns))):
             # copies, so that the caller may reuse the arrays
             seen = tree.map(lambda x: torch.from_numpy(np.array(x, order="C")).to(self.ctx.device), step)
@@ -132,9 +120,7 @@ class Agent:
                 seen["obs"] = self.normalize(seen["obs"])
             for key in self._memory & seen.keys():
                 seen[key][seen["is_first"]] = 0
-            out, self._carry = self.algorithm.act(seen, self._carry, mode)
-        self._first = np.zeros(columns, np.bool_)
-        return out
+            return look(seen, self._carry)
 
     def _mask(self, mask: Any, columns: int) -> np.ndarray:
         size = flatdim(self.spec.extras["action_mask"])
@@ -168,10 +154,9 @@ class Team(Agent):
     def __init__(self, algorithm: Algorithm, ctx: RunContext, env_steps: int, normalize: Normalizer) -> None:
         self.algorithm, self.spec, self.env_steps = algorithm, ctx.spec, env_steps
         self.ctx, self.normalize, self._native = ctx, normalize, ctx.spec.native_spaces or ctx.spec.groups
-        if "prev_reward" in ctx.needs.keys:
-            raise ConfigError("algo", "takes the last reward as input, which several agents do not support")
-        self._inside, self._memory = next(iter(ctx.spec.groups.values())), {"prev_action"}.intersection(ctx.needs.keys)
-        self._rows = TeamRows(ctx.spec, bool(self._memory))
+        self._inside = next(iter(ctx.spec.groups.values()))
+        self._memory = {"prev_action", "prev_reward"}.intersection(ctx.needs.keys)
+        self._team = TeamRows(ctx.spec, self._memory)
         self.reset()
 
     def act(
@@ -180,6 +165,7 @@ class Team(Agent):
         """Return the actions of all agents; see ``Agent.act``.
 
         Args:
+            reward: rewards of the last actions by group, ``[N]`` or ``[n, N]``, for policies that take them as input.
             alive: agents that act, ``[N]`` or ``[n, N]`` bool; None: all.
         """
         if not isinstance(obs, Mapping) or obs.keys() != self._native.keys():
@@ -192,10 +178,10 @@ class Team(Agent):
             raise ValueError("the groups differ in their number of environments")
         self._begin(columns := 1 if n is None else n)
         seen = {name: observe(self._native[name].obs)(batch) for name, (batch, _) in found.items()}
-        out = self._decide(self._rows.row(seen, self._first, alive, action_mask), mode, columns)
+        out = self._decide(self._team.row(seen, self._first, alive, action_mask, reward), mode, columns)
         groups = {name: out[name] if self.spec.nested else out for name in self._native}
-        self._rows.actions = {name: group["action"].cpu().numpy() for name, group in groups.items()}
-        actions = {name: execute(self._native[name].action)(x) for name, x in self._rows.actions.items()}
+        self._team.actions = {name: group["action"].cpu().numpy() for name, group in groups.items()}
+        actions = {name: execute(self._native[name].action)(x) for name, x in self._team.actions.items()}
         return {name: action[0] for name, action in actions.items()} if n is None else actions
 
 
@@ -214,141 +200,35 @@ def load(path: str | Path, device: str | torch.device = "cpu", seed: int | None 
         ConfigError: there is no such device.
     """
     checkpoint = find(Path(path), ("weights",), tell=warnings.warn)
-    core = _core(checkpoint.manifest["config"] | ({} if seed is None else {"seed": seed}))
-    algorithm, ctx, normalize = _restored(checkpoint, torch.device(device), core, warnings.warn)
+    core = core_of(checkpoint.manifest["config"] | ({} if seed is None else {"seed": seed}))
+    algorithm, ctx, normalize = restored(checkpoint, torch.device(device), core, warnings.warn)
     return (Team if ctx.spec.has_agents else Agent)(algorithm, ctx, checkpoint.manifest["env_steps"], normalize)
 
 
-def evaluate(
-    path: str | Path, overrides: Sequence[str] = (), tell: Callable[[str], None] = warnings.warn, mode: Mode = "greedy"
-) -> dict[str, Any]:
-    """Play episodes in a run's environment, without writing files unless ``record.path`` is given.
-
-    With the run's ``seed`` and ``eval.episodes``, they are the episodes of its evaluation at the checkpoint's step.
-    They are played on one device of the run's hardware, or on the CPU if that is not available.
-
-    Args:
-        path: see ``load``.
-        overrides: as on the command line: ``eval.episodes=100``, ``seed=7``, ``hardware=cpu``, ``+env.kwargs.g=9.8``.
-        tell: called with each line for the user.
-        mode: ``greedy``; ``explore``, which samples from the policy without exploration modules; or ``random``.
-
-    Returns:
-        ``checkpoint``, ``env_steps``, ``updates``, ``episodes``, ``seed`` and the metrics ``eval/...``.
+def adopt(algorithm: Algorithm, core: Core, runs: Mapping[str, str], at: str) -> None:
+    """Let policies of an algorithm play with those of other runs, by policy; an empty name is the only opponent.
 
     Raises:
-        ConfigError: see ``load``; or the overrides are invalid, or change the environment's spaces.
+        ConfigError: there is no such run or policy, its weights do not fit, or a run normalizes observations.
     """
-    checkpoint, raw, core, algorithm, ctx, normalize, make = stage(path, overrides, tell)
-    manifest, keys, files = checkpoint.manifest, None, None
-    if core.record.path is not None:
-        about = {"spec": to_json(ctx.spec), "versions": versions(), "algo": raw["algo"]["name"], "env": raw["env"]}
-        about |= {"seed": core.seed, "checkpoint": str(checkpoint.path), "mode": mode}
-        name = f"{manifest['run'][:12]}-eval-{checkpoint.steps}-{core.seed}-{mode}-{core.eval.episodes}-{digest(raw)}"
-        files = EpisodeFiles(core.record, name, about)
-        ctx.needs = replace(ctx.needs, recorded=recorded_keys(ctx.spec, ctx.needs))
-        keys = [key for key in (*ctx.needs.keys, *ctx.needs.recorded) if key != "logp" or mode != "greedy"]
-    with closing(Evaluator(make, algorithm, ctx, core.eval, normalize, keys=keys)) as evaluator:
-        if mode == "greedy" and files is None:
-            metrics, played = evaluator.evaluate(lambda jobs, w: [evaluator.play(j, checkpoint.steps, w) for j in jobs])
-        else:
-            job = replace(evaluator.job, mode=mode)
-            played = evaluator.noted(evaluator.play(job, checkpoint.steps))
-            metrics = episode_metrics(played, ctx.spec)
-            if files is not None:
-                files.add_all(played)
-    extremes = {f"eval/return_{name}": getattr(played["return"], name)().item() for name in ("min", "max")}
-    return _about(checkpoint, core, len(played["return"])) | metrics | extremes
+    for policy, path in runs.items():
+        key = f"{at}.{policy}".rstrip(".")
+        try:
+            other = load(path)
+            algorithm.adopt(policy, other.algorithm)
+        except RuntimeError as error:
+            raise ConfigError(key, f"{path} does not fit: {str(error).splitlines()[-1].strip()}") from None
+        except ConfigError as error:
+            raise error if error.key else ConfigError(key, error.message) from None
+        if core.preprocess.normalize_obs or other.normalize.obs:
+            raise ConfigError(key, "one of the runs normalizes observations, so their policies see different numbers")
 
 
-def stage(path: str | Path, overrides: Sequence[str], tell: Callable[[str], None]) -> tuple[Any, ...]:
-    """Return checkpoint, settings, core settings, algorithm, context, normalization, and ``make(shard, render)``."""
-    checkpoint, raw, core, plan = _opened(path, overrides, EVALUABLE, tell, "an evaluation")
-    if raw["env"]["name"] == checkpoint.manifest["config"]["env"]["name"]:
-        check_installed({"env": checkpoint.manifest["plugins"]["env"]})
-    env = choose("env", "env", raw["env"])
-    algorithm, ctx, normalizer = _restored(checkpoint, torch.device(plan.accelerator), core, tell)
-
-    def make(shard: EnvShard, render: bool = False) -> VecEnv:
-        made = env.build(ctx.derive(shard=shard, render=render))
-        if difference := mismatch(ctx.spec, replace(made.spec, max_episode_steps=ctx.spec.max_episode_steps)):
-            made.close()
-            raise ConfigError("env", f"is not the environment of {checkpoint.path}: {difference}")
-        return made
-
-    return checkpoint, raw, core, algorithm, ctx, normalizer if normalizer.obs else None, make
-
-
-def estimate(
-    path: str | Path, overrides: Sequence[str] = (), tell: Callable[[str], None] = warnings.warn
-) -> dict[str, Any]:
-    """Estimate the return of a run's policy from recorded episodes; see ``estimation.Estimator``.
-
-    It needs neither the environment nor the run's hardware. The policy is that of mode ``explore``, without exploration
-    modules.
-
-    Args:
-        path, tell: see ``evaluate``.
-        overrides: as on the command line: ``data.path=data/medium``, ``estimate.gamma=0.99``, ``seed=7``.
-
-    Returns:
-        ``checkpoint``, ``env_steps``, ``updates``, ``episodes``, ``seed``, ``steps``, ``confidence`` and the metrics
-        ``estimate/...``.
-
-    Raises:
-        ConfigError: see ``load``; or there are no episodes, or they lack data that the estimates need.
-    """
-    checkpoint, raw, core, plan = _opened(path, overrides, ESTIMABLE, tell, "an estimate")
-    asked = core.estimate.path is None or any(re.match(r"\+*data\.path=", override) for override in overrides)
-    if (paths := core.data.path if asked else core.estimate.path) is None:
-        raise ConfigError("data.path", "is missing: estimates need recorded episodes, data.path=<folder>")
-    algorithm, ctx, normalizer = _restored(checkpoint, torch.device(plan.accelerator), core, tell)
-    if (node := raw.get("estimate_model")) is not None:
-        ctx.slots = {**ctx.slots, "estimate_model": choose("model", "estimate_model", node)}
-    normalize, key = normalizer if normalizer.obs else None, "data.path" if asked else "estimate.path"
-    estimator = Estimator.reading(core, paths, key, algorithm, ctx, normalize, tell)
-    about = _about(checkpoint, core, len(estimator.lengths))
-    about |= {"steps": estimator.recording.steps(), "confidence": core.estimate.confidence}
-    return about | estimator.estimate(checkpoint.steps)
-
-
-def _opened(
-    path: str | Path, overrides: Sequence[str], may: Sequence[str], tell: Callable[[str], None], what: str
-) -> tuple[Checkpoint, dict[str, Any], Core, Plan]:
-    """Return a checkpoint, its configuration with overrides of the keys ``may``, and the plan to use it with."""
-    from rlplug.config.changes import change  # here, because it imports Hydra
-
-    checkpoint, why = find(Path(path), ("weights",), tell), f"{what} can change only {', '.join(may)}"
-    raw = change(migrate(checkpoint.manifest["config"], may), overrides, may, why)
-    core, plan = _core(raw), _machine(raw, overrides, tell, what)
-    set_up_torch(plan, core.deterministic)
-    return checkpoint, raw, core, plan
-
-
-def _about(checkpoint: Checkpoint, core: Core, episodes: int) -> dict[str, Any]:
-    counts = {name: checkpoint.manifest[name] for name in ("env_steps", "updates")}
-    return {"checkpoint": str(checkpoint.path), **counts, "episodes": episodes, "seed": core.seed}
-
-
-def _machine(raw: Mapping[str, Any], overrides: Sequence[str], tell: Callable[[str], None], what: str) -> Plan:
-    """Return the run's hardware plan, or the CPU if that is not available and not requested."""
-    try:
-        plan: Plan = choose("hardware", "hardware", raw["hardware"]).plan()
-        if plan.accelerator == "cuda" and not torch.cuda.is_available():  # the run used another machine
-            raise ConfigError("hardware", "needs a CUDA device, but none was found")
-    except ConfigError as error:
-        if any(re.match(r"\+*hardware\b", override) for override in overrides):
-            raise
-        tell(f"{what} runs on the CPU because the run's hardware is not available: {error}")
-        return Plan()
-    return plan
-
-
-def _core(raw: Mapping[str, Any]) -> Core:
+def core_of(raw: Mapping[str, Any]) -> Core:
     return typed(Core, {key: raw[key] for key in CORE if key in raw})
 
 
-def _restored(
+def restored(
     checkpoint: Checkpoint, device: torch.device, core: Core, tell: Callable[[str], None]
 ) -> tuple[Algorithm, RunContext, Normalizer]:
     """Return the algorithm with its weights, its context, and the normalization of observations."""

@@ -61,7 +61,7 @@ class ResolvedRun:
 
     def __init__(self, config: RunConfig, plan: Plan, spec: EnvSpec) -> None:
         self.config, self.plan, self.spec = config, plan, spec
-        readers = [*config.exploration.values(), config.buffer]
+        readers = [x for x in (*config.exploration.values(), config.buffer, config.curriculum) if x is not None]
         self.needs = needs_of(config.algo, config.models.values(), spec, config.record.path is not None, readers)
         ctx = self.context(torch.device("cpu"), range(config.num_envs))
         self.loop: Loop = config.loop.build(ctx.derive(batch_size=self._sample()))

@@ -13,6 +13,7 @@ import signal
 import stat
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from email.parser import HeaderParser
@@ -172,6 +173,18 @@ def guarded(seconds: float, who: object, function: Callable[[], T]) -> T | str:
             signal.signal(number, handler)
         if left:
             signal.setitimer(signal.ITIMER_REAL, max(left - (time.monotonic() - begin), 0.001), again)
+
+
+def extra_of(distribution: str, module: str) -> str | None:
+    """Return the smallest extra of a distribution that installs a module, as ``rlplug[wandb]``; None: there is none."""
+    try:
+        lines = metadata.requires(distribution) or []
+    except metadata.PackageNotFoundError:
+        return None
+    pairs = re.findall(r"(?m)^([\w.-]+).*; *(?:.* and )?extra == ['\"]([\w-]+)", "\n".join(lines))
+    sizes = Counter(extra for _, extra in pairs)
+    found = [extra for name, extra in pairs if name.lower().replace("-", "_") == module.lower()]
+    return f"{distribution}[{min(found, key=lambda extra: sizes[extra])}]" if found else None
 
 
 def cause(error: BaseException) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import math
 import os
@@ -13,14 +14,20 @@ from datetime import timedelta
 from threading import Event, RLock, Thread
 from typing import Any, TextIO
 
-from rich.cells import cell_len
-
 BARS = "▁▂▃▄▅▆▇█"
 SPARKS = 12  # values of a sparkline
 LEAST_BAR = 8  # columns of a progress bar; a narrower one is left out
 LONGEST = 10**9  # longest time shown, in seconds
 GAP = "  "
+GONE = (errno.EPIPE, errno.EIO)  # errors of pipes and terminals
 UP, RIGHT, ERASE_BELOW, HIDE, SHOW = "\x1b[{}A\r", "\x1b[{}C", "\x1b[J", "\x1b[?25l", "\x1b[?25h"
+
+
+def _cells(text: str) -> int:
+    """Return the columns that a text takes."""
+    from rich.cells import cell_len  # here, because it takes time to import, and few processes show progress
+
+    return cell_len(text)
 
 
 @dataclass
@@ -67,12 +74,12 @@ class Status:
     def lines(self, width: int) -> list[str]:
         """Return the whole view, in lines of at most ``width`` columns."""
         words = self.progress()
-        if (room := width - cell_len(GAP.join(words)) - len(GAP)) >= LEAST_BAR:
+        if (room := width - _cells(GAP.join(words)) - len(GAP)) >= LEAST_BAR:
             words = [bar(self.fraction, room), *words]
         curve = f" {sparkline(self.returns)}" if len(self.returns) > 1 else ""
         scores = [f"{word}{curve}" for word in self.training()] or ["no episode has ended yet"]
         scores += self.evaluations()
-        if self.evaluating and (room := width - cell_len(GAP.join(scores)) - len(GAP)) >= LEAST_BAR:
+        if self.evaluating and (room := width - _cells(GAP.join(scores)) - len(GAP)) >= LEAST_BAR:
             scores.append(bar(self.evaluating[0] / max(self.evaluating[1], 1), min(room, 20)))
         whole = sum(self.spent.values())
         phases = [
@@ -88,11 +95,11 @@ def wrapped(words: Sequence[str], width: int) -> Iterator[str]:
     """Yield lines of at most ``width`` columns; only a word that is longer is cut into several lines."""
     line = ""
     for word in filter(None, words):
-        if line and cell_len(line) + len(GAP) + cell_len(word) > width:
+        if line and _cells(line) + len(GAP) + _cells(word) > width:
             yield line
             line = ""
         line = f"{line}{GAP}{word}" if line else word
-        while cell_len(line) > width:
+        while _cells(line) > width:
             yield line[:width]
             line = line[width:]
     if line:
@@ -144,7 +151,7 @@ class Live:
         """Draw the view below the cursor, and return to the cursor."""
         with self._lock:
             lines = self._status().lines(_width(self._file))
-            back = UP.format(len(lines)) + (RIGHT.format(cell_len(self._partial)) if self._partial else "")
+            back = UP.format(len(lines)) + (RIGHT.format(_cells(self._partial)) if self._partial else "")
             self._write(f"{ERASE_BELOW}\n" + "\n".join(lines) + back)
 
     def print(self, text: str, stream: TextIO) -> None:
@@ -267,3 +274,32 @@ def _width(file: TextIO) -> int:
     with contextlib.suppress(ValueError, OSError):
         return int(os.environ.get("COLUMNS") or 0) or os.get_terminal_size(file.fileno()).columns or 80
     return 80
+
+
+class _Unread(io.FileIO):
+    """A file descriptor that discards output once its reader is gone."""
+
+    def write(self, data: Any) -> int:
+        try:
+            return super().write(data) or 0
+        except OSError as error:
+            if error.errno not in GONE:
+                raise
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())  # also for output from outside of Python
+            return len(data)
+
+
+def outlive_readers(*names: str) -> None:
+    """Keep this process running when readers of ``names``, ``sys.stdout`` or ``sys.stderr``, are gone.
+
+    Streams replaced by a caller are unchanged.
+    """
+    for name in names:
+        stream = getattr(sys, name)
+        if stream is not None and stream is getattr(sys, f"__{name}__"):
+            stream.flush()
+            raw = _Unread(stream.fileno(), "w", closefd=False)
+            text = io.TextIOWrapper(
+                io.BufferedWriter(raw), stream.encoding, stream.errors, line_buffering=stream.line_buffering
+            )
+            setattr(sys, name, text)

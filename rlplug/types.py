@@ -122,6 +122,8 @@ class EnvSpec:
             raise ConfigError("env", f"{said}; use an environment of one agent, or an algorithm for several")
         return group
 
+    tasks = property(lambda self: self.extras.get("task"))  # space of the extra ``task``; None: there are no tasks
+
     @property
     def has_agents(self) -> bool:
         return len(self.groups) > 1 or any(group.agents for group in self.groups.values())
@@ -153,6 +155,7 @@ class EnvTraits:
         render_fps: frames per second of a video.
         simulator: implements ``Context.simulator``. The result outlives the environment.
         goals: implements ``Context.goals``, or returns None. The result outlives the environment.
+        metrics: returns metrics by name of each episode that ended since its last call, or since ``reset``.
     """
 
     check_bounds: bool = True
@@ -165,6 +168,7 @@ class EnvTraits:
     render_fps: float = 30.0
     simulator: Callable[[], Any] | None = None
     goals: Callable[[], Any] | None = None
+    metrics: Callable[[], list[dict[str, float]]] | None = None
 
 
 def groups_of(batch: Batch) -> dict[str, Batch]:

@@ -16,7 +16,7 @@ from hydra.plugins.config_source import ConfigResult
 from omegaconf import DictConfig
 
 from rlplug.config import composition, explain, origins
-from rlplug.registry import until_refresh
+from rlplug.registry.discovery import until_refresh
 from rlplug.registry.presets import presets
 
 VALUE = re.compile(

@@ -30,6 +30,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="rewrite tests/golden/*.json instead of comparing")
 
 
+LONG = ("test_quality.py", "test_site.py", "test_types.py", "test_wheel.py")
+"""files with tests of one long program each"""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with long programs: if one of them came last, all other workers would wait for it."""
+    items.sort(key=lambda item: item.path.name not in LONG)
+
+
 def pytest_collection_finish() -> None:
     """Take modules and tests out of garbage collection, a tenth of the time of the tests."""
     gc.collect()

@@ -3,7 +3,9 @@
 import sys
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hatchling.builders.wheel import WheelBuilder
@@ -51,18 +53,37 @@ def install_project(site: Path, project: Path, dist: Path | None = None) -> None
     registry.refresh()
 
 
-@pytest.fixture
-def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder on ``sys.path``, forgotten afterwards."""
-    folder = tmp_path / "site"
+@contextmanager
+def on_path(folder: Path) -> Iterator[Path]:
+    """Put a folder on ``sys.path``, and forget afterwards what was imported from it."""
     folder.mkdir()
-    monkeypatch.syspath_prepend(str(folder))
-    yield folder
-    for name, module in list(sys.modules.items()):
-        if str(getattr(module, "__file__", None) or "").startswith(str(folder)):
-            del sys.modules[name]
-    monkeypatch.undo()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(folder))
+        yield folder
+        for name, module in list(sys.modules.items()):
+            if str(getattr(module, "__file__", None) or "").startswith(str(folder)):
+                del sys.modules[name]
     registry.refresh()
+
+
+def installed(distribution: str, module: str, files: Mapping[str, str], autouse: bool = True) -> Any:
+    """Return a fixture that installs a distribution once, for the tests of a module: all is searched again for each."""
+
+    @pytest.fixture(scope="module", autouse=autouse)
+    def there(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+        with on_path(tmp_path_factory.mktemp("installed") / "site") as folder:
+            install_into(folder, distribution, module, files)
+            registry.refresh()
+            yield folder
+
+    return there
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Path]:
+    """A folder on ``sys.path``, forgotten afterwards."""
+    with on_path(tmp_path / "site") as folder:
+        yield folder
 
 
 @pytest.fixture

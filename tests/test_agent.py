@@ -14,7 +14,7 @@ from torch import nn
 
 import rlplug
 from rlplug import registry
-from rlplug.agent import Agent, evaluate, load
+from rlplug.agent import Agent, load
 from rlplug.api import Algorithm, Losses, Needs, Optim, VecEnv
 from rlplug.checkpointing.format import Checkpoint, Snapshot, checkpoints, write
 from rlplug.envs import EnvList
@@ -24,6 +24,7 @@ from rlplug.plugins.env.gymnasium import Gymnasium
 from rlplug.plugins.hardware.machine import CPU
 from rlplug.plugins.logger.csv import CSV
 from rlplug.plugins.loop.alternate import Alternate
+from rlplug.results.evaluate import evaluate
 from rlplug.settings import PositiveInt, option, settings
 from rlplug.types import CheckpointError, ConfigError
 from tests.checkpointing.runs import punctual

@@ -53,7 +53,7 @@ def words(case: dict[str, Any], steps: int) -> list[str]:
     said += ["exploration=[epsilon_greedy]", f"exploration.epsilon_greedy.epsilon={case['epsilon']}", "algo.tau=1.0"]
     if "alpha" in case:
         said += ["buffer=prioritized", f"buffer.alpha={case['alpha']}", f"buffer.beta={case['beta']}"]
-    return [*said, f"algo.target_network_update_freq={case['target_every'] // every}", "log.every=500"]
+    return [*said, f"algo.target_update_period={case['target_every'] // every}", "log.every=500"]
 
 
 def measure(case: dict[str, Any], steps: int, stamps: Stamps) -> None:

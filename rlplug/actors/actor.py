@@ -22,10 +22,14 @@ from rlplug.distributed.rng import global_state, load_global_state, seed_global_
 from rlplug.distributed.torch_setup import set_up_torch
 from rlplug.evaluation.evaluator import EVALUATION, Evaluator
 from rlplug.registry.installed import check_same
+from rlplug.script import loads
 from rlplug.trainer.policy import TRAINING, BehaviorPolicy
 from rlplug.types import Batch, Mode, Tree
 
 Weights: TypeAlias = dict[str, np.ndarray] | None  # None: unchanged
+
+
+RUN = ("env_steps", "tasks")  # of the statistics: arguments of ``collect``
 
 
 class RemotePolicy:
@@ -36,11 +40,19 @@ class RemotePolicy:
         self._idle_since: float | None = None  # None: has not collected yet
 
     def build(
-        self, raw: dict[str, Any], spec: bytes, env_ids: range, plan: Plan, path: list[str], versions: dict[str, str]
+        self,
+        raw: dict[str, Any],
+        objects: bytes,
+        spec: bytes,
+        env_ids: range,
+        plan: Plan,
+        path: list[str],
+        versions: dict[str, str],
     ) -> Tree:
         """Build all parts that ``collect`` needs; return the state before the first segment.
 
         Args:
+            objects: objects of the user's script; see ``script.dumps``.
             spec: pickled spaces of the environment, which may need the learner's ``sys.path``, ``path``.
             versions: installed versions of the learner.
 
@@ -49,6 +61,7 @@ class RemotePolicy:
         """
         sys.path.extend(folder for folder in path if folder not in sys.path)
         check_same(versions, "an actor")
+        loads(objects)
         config = parse(raw)
         set_up_torch(plan, config.deterministic)
         resolved = ResolvedRun(config, plan, pickle.loads(spec))
@@ -62,9 +75,9 @@ class RemotePolicy:
     def _update(self, rows: int, statistics: Tree, weights: Weights) -> None:
         """Load the learner's current weights and statistics, and reset the count of rows."""
         self._row, self._rows, self._last_step = 0, rows, time.monotonic()
-        copies.load_statistics(self.policy, statistics)
         if weights is not None:
             copies.load_acting_weights(self.policy, weights)
+        copies.load_statistics(self.policy, statistics)  # last, because a pool of policies grows with the weights
 
     def heartbeat(self) -> tuple[int, int, float]:
         """Return the current row, the number of rows, and the seconds since the last environment step."""
@@ -103,8 +116,9 @@ class Actor(RemotePolicy):
         """
         began = time.monotonic()
         self._update(rows, statistics, weights)
-        segment = on_host(self.collector.collect(rows, mode, self._count_row, env_steps=statistics["env_steps"]))
+        segment = on_host(self.collector.collect(rows, mode, self._count_row, **{key: statistics[key] for key in RUN}))
         state, ended = self._state(statistics), time.monotonic()
+        state["metrics"] = self.collector.episode_metrics()
         state["spent"] = began - (self._idle_since or began), ended - began
         self._idle_since = ended
         return segment, pickle.dumps(state)

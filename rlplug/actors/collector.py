@@ -39,6 +39,7 @@ class RayCollector:
         self.shares = [self.env_ids[i : i + share] for i in range(0, len(self.env_ids), share)]
         self.pool: ActorPool = None  # type: ignore[assignment]  # until ``start``
         self._loaded: list[Tree] = []
+        self._metrics = list[dict[str, float]]()  # of the environments' episodes, not logged yet
         self._buffers: dict[int, Batch] = {}  # one segment of all environments, by number of rows
         self._last_row: Tree = None
         self._since, self._waited = time.monotonic(), 0.0  # start of the interval, seconds waited in it
@@ -69,6 +70,7 @@ class RayCollector:
         if self.pool.version != rollout.version:
             self.pool.broadcast(copies.acting_weights(self.policy), rollout.version)
         statistics = copies.statistics(self.policy) | {"env_steps": self.progress.env_steps}
+        statistics["tasks"] = rollout.tasks
         self.pool.request(rollout.num_steps, rollout.mode, statistics, shards, rollout.version_steps)
 
     def poll(self, shards: int | None = None) -> list[Segment]:
@@ -84,11 +86,13 @@ class RayCollector:
             handles, segments = [], list[Segment]()
             for _ in range(shards):
                 handle, request, part = self.pool.first()
+                self._metrics += handle.state.pop("metrics", ())
                 shard = self.pool.handles.index(handle)
                 columns, versions = self.spec.shards[shard], (request.version, request.version_steps)
                 segments.append(Segment(owned(part), columns, shard, *versions))
                 handles.append(handle)
         self._waited += time.monotonic() - began
+        self._metrics += [one for handle in handles for one in handle.state.pop("metrics", ())]
         copies.merge_exploration(self.policy, [handle.state for handle in handles])
         return segments
 
@@ -110,6 +114,10 @@ class RayCollector:
         shares = {"learner_idle": self._waited / (now - self._since), "actors_idle": idle / max(idle + busy, 1e-9)}
         self._since, self._waited = now, 0.0
         return shares
+
+    def episode_metrics(self) -> list[dict[str, float]]:
+        found, self._metrics = self._metrics, []
+        return found
 
     def _gather(self) -> Batch:
         """Return one segment ``[T+1, B]`` with the columns of all actors; lost actors have no valid rows."""
@@ -139,10 +147,10 @@ class RayCollector:
         """Return the state of every actor after its last segment; ``env`` is None if environments cannot be saved."""
         states = [handle.state for handle in self.pool.handles] if self.pool else self._loaded
         saved = all(state["collector"]["env"] is not None for state in states)
-        return {"actors": states, "env": "actors" if saved else None}
+        return {"actors": states, "env": "actors" if saved else None, "metrics": [*self._metrics]}
 
     def load(self, state: Tree) -> None:
-        self._loaded = state["actors"]
+        self._loaded, self._metrics = state["actors"], list(state.get("metrics", ()))
         if self.pool:
             self.pool.load(self._loaded)
 

@@ -9,14 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from rlplug import tree
+from rlplug.collection.acting import acting_state
 from rlplug.trainer.policy import BehaviorPolicy, changes_actions
 from rlplug.types import Tree
 
 
 def acting_weights(policy: BehaviorPolicy) -> dict[str, Any]:
     """Return the algorithm's weights for acting, which change with every update, as arrays."""
-    state = policy.algorithm.state_dict()
-    return {key: state[key].detach().cpu().numpy() for key in policy.algorithm.actor_keys()}
+    return {key: x.detach().cpu().numpy() for key, x in acting_state(policy.algorithm)[0].items()}
 
 
 def load_acting_weights(policy: BehaviorPolicy, weights: dict[str, Any]) -> None:
@@ -32,12 +32,14 @@ def _modules(policy: BehaviorPolicy) -> dict[str, Any]:
 
 
 def statistics(policy: BehaviorPolicy) -> Tree:
-    """Return the other, small state that affects acting: running moments, exploration, schedules."""
-    return tree.map(_host, _modules(policy)) | {"step": policy.ctx.schedules.step}
+    """Return the other, small state that affects acting: buffers, running moments, exploration, schedules."""
+    buffers = {key: x.detach().to("cpu", copy=True) for key, x in acting_state(policy.algorithm)[1].items()}
+    return tree.map(_host, _modules(policy)) | {"buffers": buffers, "step": policy.ctx.schedules.step}
 
 
 def load_statistics(policy: BehaviorPolicy, statistics: Tree) -> None:
     tree.map(lambda module, state: module.load_state_dict(state), _modules(policy), statistics)
+    policy.algorithm.load_state_dict(statistics["buffers"], strict=False)
     policy.ctx.schedules.refresh(statistics["step"])
 
 

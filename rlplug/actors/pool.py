@@ -24,6 +24,7 @@ from rlplug.collection.play import rounds
 from rlplug.context import ResolvedRun
 from rlplug.plan import Actors
 from rlplug.registry.installed import installed
+from rlplug.script import dumps
 from rlplug.types import Mode, RunError, Tree
 
 POLL_S = 1.0  # interval of health checks while waiting
@@ -56,10 +57,13 @@ class ActorPool:
         actor: Any = ray.remote(concurrency_groups={"heartbeat": 1}, max_restarts=0)(kind)  # type: ignore[call-overload]
         actor = actor.options(num_cpus=cfg.num_cpus, num_gpus=cfg.num_gpus)
         plan, spec, versions = replace(resolved.plan, threads=1), pickle.dumps(resolved.spec), installed()
+        objects = dumps(resolved.config.raw | {"callbacks": []})  # which are called by ranks
 
         def create(env_ids: Sequence[int]) -> tuple[Any, ObjectRef[Any]]:
             process = actor.remote()
-            return process, process.build.remote(resolved.config.raw, spec, env_ids, plan, list(sys.path), versions)
+            return process, process.build.remote(
+                resolved.config.raw, objects, spec, env_ids, plan, list(sys.path), versions
+            )
 
         self.handles = [ActorHandle(first + i, share, cfg, create) for i, share in enumerate(shares)]
         aggregator: Any = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)(Aggregator)  # type: ignore[call-overload]

@@ -80,16 +80,38 @@ class Policies(Algorithm):
                 needs = policy.algo.recurrent(needs)
             needs = replace(needs, recorded=ctx.needs.recorded)
             self.learners[module_name(name)] = policy.algo.build(ctx.child(policy.spec, needs, **options))
-            if type(self.policy(name)).postprocess is not Algorithm.postprocess:
+            if type(self.named_policy(name)).postprocess is not Algorithm.postprocess:
                 raise ConfigError(
                     policy.algo.key, f"{policy.algo.name} changes segments, which has several agents here"
                 )
             if not policy.learns:
-                self.policy(name).requires_grad_(False)
+                self.named_policy(name).requires_grad_(False)
 
-    def policy(self, name: str) -> Algorithm:
-        """Return the algorithm of a policy."""
+    def named_policy(self, name: str) -> Algorithm:
+        """Return the algorithm of a policy.
+
+        Raises:
+            ConfigError: there is no such policy.
+        """
+        if name not in self.table:
+            raise ConfigError("", f"there is no policy {name!r}; the policies are {', '.join(self.table)}")
         return cast(Algorithm, self.learners[module_name(name)])
+
+    def adopt(self, policy: str, other: Algorithm) -> None:
+        if not policy:
+            policies = ", ".join(self.table)
+            raise ConfigError("", f"name the policy that the other run plays, as in against.<policy>: {policies}")
+        own, its = self.named_policy(policy), other.named_policy(policy)
+        own.load_state_dict(its.state_dict())
+
+    def episode_metrics(self, batch: Batch) -> dict[str, float]:
+        """Also return the mean return of every policy's agents."""
+        metrics = super().episode_metrics(batch)
+        for name, agents in self.players.items():
+            rows = view(batch, self.ctx.spec, agents)
+            returns = torch.where(rows["valid"], rows["reward"].double(), 0.0).sum(0)
+            metrics[f"eval/return/{name}"] = returns.mean().item()
+        return metrics
 
     def view(self, batch: Batch, name: str) -> Batch:
         """Return the rows of a policy's agents, as columns of a single agent."""
@@ -102,17 +124,19 @@ class Policies(Algorithm):
         """Yield name, algorithm and rows of the policies that learn."""
         for name, policy in self.table.items():
             if policy.learns:
-                yield name, self.policy(name), self.view(batch, name)
+                yield name, self.named_policy(name), self.view(batch, name)
 
     def initial_carry(self, n: int) -> Batch:
-        found = {name: (self.policy(name).initial_carry(n * len(own)), len(own)) for name, own in self.players.items()}
+        found = {
+            name: (self.named_policy(name).initial_carry(n * len(own)), len(own)) for name, own in self.players.items()
+        }
         return {name: unfold(carry, agents) for name, (carry, agents) in found.items() if carry}
 
     def act(self, step: Batch, carry: Batch, mode: Mode) -> tuple[Batch, Batch]:
         outs, after = dict[str, Batch](), dict[str, Any]()
         for name, policy in self.table.items():
             how: Mode = mode if policy.learns or mode == "greedy" else "explore"
-            outs[name], found = self.policy(name).act(self.view(step, name), fold(carry.get(name, {})), how)
+            outs[name], found = self.named_policy(name).act(self.view(step, name), fold(carry.get(name, {})), how)
             after |= {name: unfold(found, len(policy.agents))} if found else {}
         return merge(outs, self.players, self.ctx.spec), after
 
@@ -130,7 +154,7 @@ class Policies(Algorithm):
         """Let each policy update itself, with its own optimizers, epochs and early stopping."""
         whole, feedback = Losses({}), dict[str, tuple[Batch, Tensor | None]]()
         for name, rows in batch.items():
-            losses = self.policy(name).update(rows, learner)
+            losses = self.named_policy(name).update(rows, learner)
             whole.terms |= {f"{name}/{key}": value for key, value in losses.terms.items()}
             whole.metrics |= {f"{name}/{key}": value for key, value in losses.metrics.items()}
             feedback[name] = losses.feedback, rows.get("valid")
@@ -168,7 +192,7 @@ class Policies(Algorithm):
         return self._mean(values, {name: seen["valid"][:-1] for name, (_, seen) in rows.items()}, 1)
 
     def actor_keys(self) -> tuple[str, ...]:
-        own = [(module_name(name), self.policy(name)) for name in self.table]
+        own = [(module_name(name), self.named_policy(name)) for name in self.table]
         return tuple(f"learners.{name}.{key}" for name, child in own for key in child.actor_keys())
 
 

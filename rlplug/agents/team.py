@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -14,14 +14,14 @@ class TeamRows:
     """Builds the rows of environments with agents, and remembers who acted, and how.
 
     Args:
-        acted: whether rows have ``prev_action``.
+        keys: of ``prev_action`` and ``prev_reward``, those that rows have.
     """
 
-    def __init__(self, spec: EnvSpec, acted: bool) -> None:
-        self.spec, self._acted = spec, acted
+    def __init__(self, spec: EnvSpec, keys: Collection[str]) -> None:
+        self.spec, self._keys = spec, keys
         self._alive, self.actions = dict[str, Any](), dict[str, Any]()
 
-    def row(self, obs: Mapping[str, Any], first: np.ndarray, alive: Any, mask: Any) -> Batch:
+    def row(self, obs: Mapping[str, Any], first: np.ndarray, alive: Any, mask: Any, reward: Any) -> Batch:
         """Return one row of ``n`` environments, arrays ``[n, N, ...]``, nested by group if there are several.
 
         Args:
@@ -29,9 +29,10 @@ class TeamRows:
             first: environments that begin an episode, ``[n]`` bool.
             alive: by group, the agents that act, ``[N]`` or ``[n, N]`` bool; None: all.
             mask: by group, allowed actions, ``[N, A]`` or ``[n, N, A]`` bool, if the environment has masks.
+            reward: by group, rewards of the last actions, ``[N]`` or ``[n, N]``.
 
         Raises:
-            ValueError: a mask is missing.
+            ValueError: masks or rewards are missing.
         """
         row: Batch = {"is_first": first}
         for name, group in self.spec.groups.items():
@@ -40,7 +41,12 @@ class TeamRows:
             before = np.zeros(shape, np.bool_) if first.all() else (self._alive[name].T & ~first).T
             own = {"obs": obs[name], "alive": acts, "agent_is_first": acts & ~before}
             self._alive[name] = acts
-            if self._acted:
+            if "prev_reward" in self._keys:
+                if reward is None and not first.all():
+                    raise ValueError("this policy reads the rewards of the last actions: act(obs, reward={group: ...})")
+                given = np.asarray(0 if reward is None else reward[name], np.float32)
+                own["prev_reward"] = np.where((before.T & ~first).T, np.broadcast_to(given, shape), np.float32(0))
+            if "prev_action" in self._keys:
                 none = np.zeros((*shape, *(group.action.shape or ())), group.action.dtype)
                 acted = before.reshape(*shape, *[1] * (none.ndim - len(shape)))
                 own["prev_action"] = none if first.all() else np.where(acted, self.actions[name], none)

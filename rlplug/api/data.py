@@ -14,6 +14,7 @@ from rlplug.types import Batch, EnvSpec, EnvTraits, NamedWeights, Tree
 if TYPE_CHECKING:
     from gymnasium.vector import AutoresetMode
 
+__all__ = ["Buffer", "Collector", "Goals", "RowLog", "Simulator", "Source", "VecEnv"]
 
 Source: TypeAlias = Literal["collected", "stored"]
 
@@ -125,9 +126,14 @@ class VecEnv(Protocol):
     def reset(self, seeds: Sequence[int], tasks: Tree = None) -> Batch:
         """Begin an episode in every column and return ``obs`` and extras, ``[B, ...]``; seeds determine later ones.
 
-        ``tasks``, leaves ``[B, ...]``, apply to the columns until the next ``reset``.
+        ``tasks``, leaves ``[B, ...]``, apply to the columns until the next ``reset`` or ``assign``. None: the
+        environment's own.
         """
         ...
+
+    def assign(self, tasks: Tree) -> None:
+        """Set the tasks of the episodes that begin from now on, leaves ``[B, ...]``; current ones keep theirs."""
+        raise NotImplementedError(f"{type(self).__name__}.assign")
 
     def step(self, action: Any) -> Batch:
         """Execute ``action [B, ...]``; with agents ``[B, N, ...]``, with several groups ``{group: action}``.
@@ -223,6 +229,10 @@ class Collector(Protocol):
     def metrics(self) -> dict[str, float]:
         """Return metrics of the time since the last call, which are logged as ``time/<name>``."""
         return {}
+
+    def episode_metrics(self) -> list[dict[str, float]]:
+        """Return the environments' own metrics of each episode since the last call, logged as ``episode/<name>``."""
+        return []
 
     def state(self) -> Tree:
         """Return the state of every shard after its last polled segment: no request is lost or played twice."""

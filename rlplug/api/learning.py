@@ -12,10 +12,14 @@ from rlplug.api.data import Goals, Simulator
 from rlplug.api.records import Job, Losses, Needs, Optim, Play, Segment
 from rlplug.functional.returns import episode_metrics
 from rlplug.nn.module import Module
-from rlplug.types import Batch, ConfigError, EnvSpec, Mode, Progress, Role, Weights
+from rlplug.types import Batch, ConfigError, EnvSpec, Mode, Progress, Role, Tree, Weights
 
 if TYPE_CHECKING:
     from gymnasium import Space
+
+    from rlplug.nn import Distribution
+
+__all__ = ["Algorithm", "Context", "Curriculum", "Exploration", "Learner", "Model", "Reduction", "Trainable"]
 
 
 class Context(Protocol):
@@ -111,6 +115,7 @@ class Learner(Protocol):
     """The only place with backward passes and collectives."""
 
     progress: Progress
+    algorithm: Algorithm
 
     def minimize(
         self, batch: Batch, who: Trainable, parts: Sequence[str] | None = None, *, diagnostics: bool = True
@@ -171,6 +176,7 @@ class Trainable(nn.Module):
     def observe(self, segment: Segment, learner: Learner) -> None:
         """Update running statistics from each collected row, once and in time order.
 
+        Statistics that ``act`` reads are buffers, which actors receive before every rollout; weights change in updates.
         It may call the learner's collectives: it is called equally often on every rank.
         """
 
@@ -256,7 +262,27 @@ class Algorithm(Trainable):
         It is called on every rank, and ``play`` returns the same on all.
         """
         ((_, batch),) = play([Job(0, episodes=episodes, mode="greedy")])
+        return self.episode_metrics(batch)
+
+    def episode_metrics(self, batch: Batch) -> dict[str, float]:
+        """Return the metrics ``eval/...`` of whole episodes, of which ``batch`` has the stream's keys."""
         return episode_metrics(batch, getattr(getattr(self, "ctx", None), "spec", None))
+
+    def named_policy(self, name: str) -> Algorithm:
+        """Return the submodule that is the policy ``name``; an algorithm that is one policy returns itself."""
+        return self
+
+    def adopt(self, policy: str, other: Algorithm) -> None:
+        """Load ``other.named_policy(policy)``, of another run, to begin with (``start_from``) or to play against.
+
+        Args:
+            policy: its name here; empty: the only opponent of an evaluation.
+
+        Raises:
+            ConfigError: there is no such policy, which is the default.
+            RuntimeError: the weights do not fit.
+        """
+        raise ConfigError("", f"{type(self).__name__} has no policies that play against others")
 
     def pictures(self, batch: Batch) -> Tensor | None:
         """Return images ``[n, H, W, 3]`` uint8 that compare predictions with a sample, for ``eval.record``.
@@ -265,6 +291,10 @@ class Algorithm(Trainable):
             batch: a sample of the buffer as ``prepare`` gets it; no random numbers are drawn from it.
         """
         return None
+
+    def distribution(self, batch: Batch) -> Distribution:
+        """Return the distribution of the action of every row ``[T+1, B]``; rows are as for ``logp``."""
+        raise NotImplementedError(f"{type(self).__name__}.distribution")
 
     def logp(self, batch: Batch) -> Tensor:
         """Return the log-probability or log-density ``[T+1, B]`` of ``batch["action"]`` under the current policy.
@@ -275,7 +305,7 @@ class Algorithm(Trainable):
         Raises:
             NotImplementedError: the algorithm has no such policy, or does not offer it.
         """
-        raise NotImplementedError(f"{type(self).__name__}.logp")
+        return self.distribution(batch).logp(batch["action"])
 
     def values(self, batch: Batch) -> Tensor:
         """Return the current critic's value of every row, ``[T+1, B]``; see ``logp``."""
@@ -327,6 +357,28 @@ class Exploration(Trainable):
         With agents it has the shape of ``reward``; with several groups, return a dict of the rewarded groups.
         """
         return None
+
+
+class Curriculum(Trainable):
+    """Chooses the tasks of training episodes. Its state is in buffers, equal on all ranks; it has no optimizers.
+
+    Rows that it observes have their ``task``.
+    """
+
+    metric: str = ""  # metric to ``read``, such as ``episode/return``; empty: none
+
+    def tasks(self) -> Tree:
+        """Return the task of the next episode of every environment of the run; arrays, ``[num_envs, ...]``.
+
+        It is called before each round, equally often on every rank, and draws with ``rows=False``.
+        """
+
+    def read(self, value: float) -> None:
+        """Receive ``metric`` whenever it is logged."""
+
+    def metrics(self) -> dict[str, float]:
+        """Return metrics, which are logged as ``curriculum/<name>`` and equal on all ranks."""
+        return {}
 
 
 class Model(Module):

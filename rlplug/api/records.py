@@ -15,6 +15,7 @@ from rlplug.types import Batch, Mode, NamedWeights, Tree
 if TYPE_CHECKING:
     from gymnasium.vector import AutoresetMode
 
+__all__ = ["Clip", "Data", "Job", "Losses", "Needs", "Optim", "Play", "Rollout", "Segment", "SegmentSpec", "Window"]
 
 Data: TypeAlias = Literal["rollout", "segments", "windows", "episodes"]
 """Kind of a sample. rollout: the last round, whole and once; segments: in order of arrival, each once unless the
@@ -44,6 +45,7 @@ class Needs:
     off_policy: bool = False  # can learn from data of other policies
     rewards: bool = True  # learns from rewards, so intrinsic rewards apply
     simulates: bool = False  # plans with ``ctx.simulator()``, whose rows are not preprocessed
+    raw: bool = False  # reads rows as ``play`` returns them, before they are preprocessed
     gradients: bool = False  # compute gradients on the collecting actor, with the weights that played the segment
     perturbable: bool = False  # exploration modules may change its actions after ``act``
     noise: str = ""  # acts greedily; needs an exploration module, such as this one
@@ -103,6 +105,8 @@ class Rollout:
     """weights to play with, as the number of updates that they have had"""
     version_steps: int = 0
     """environment steps of the run after these updates"""
+    tasks: Tree = None
+    """tasks of episodes that begin in it, of all environments of the run, ``[num_envs, ...]``; None: unchanged"""
 
 
 @dataclass

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
@@ -11,6 +12,8 @@ from rlplug.api.data import Collector
 from rlplug.api.learning import Algorithm, Learner
 from rlplug.api.records import Job, Losses, Needs
 from rlplug.types import Batch, Mode, NamedWeights, Progress, Unit
+
+__all__ = ["Loop", "Preemption", "Run", "Tempo"]
 
 
 class Run(Protocol):
@@ -93,14 +96,14 @@ class Tempo:
     """maximum age of a segment's weights in updates; older segments are dropped; None: unlimited"""
 
 
-@dataclass(frozen=True)
-class Preemption:
-    """When a rank ends its rollout early because other ranks have finished theirs (DD-PPO)."""
+class Preemption(Protocol):
+    """Ends a rank's rollout early because other ranks have finished theirs (DD-PPO)."""
 
-    threshold: float
-    """fraction of the other ranks that have finished"""
-    min_fraction: float
-    """minimum fraction of its rollout that a rank plays"""
+    def rollout(self, rows: int) -> AbstractContextManager[Callable[[], bool]]:
+        """Yield a function that returns whether to stop before the next row; leaving the block finishes the rollout."""
+        ...
+
+    def drain(self) -> dict[str, float]: ...  # metrics of the rollouts since the last call
 
 
 class Loop(Protocol):
@@ -113,10 +116,12 @@ class Loop(Protocol):
     unit: ClassVar[Unit] = "env_steps"
     collects: ClassVar[bool] = True  # False: the buffer has to bring its own rows
     reads: ClassVar[bool] = False  # collects from a dataset, never from an environment
+    plays: ClassVar[bool] = False  # only plays jobs, and never calls ``run.collect``
     gives_rows: ClassVar[bool] = True  # what it passes to ``run.update``, if anything, is rows as ``play`` returns them
     one_pass: bool = False  # reads a dataset once only, and the buffer has to hold it
     tempo: Tempo = Tempo()
-    preemption: Preemption | None = None  # None: rollouts are never cut short
+    preemption: Callable[[Any, int], Preemption] | None = None
+    """makes it, from a torch.distributed store of all ranks and their number; None: rollouts are never cut short"""
 
     @classmethod
     def refusal(cls, algorithm: type[Algorithm], needs: Needs) -> str | None:

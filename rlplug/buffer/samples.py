@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rlplug import tree
 from rlplug.api import Algorithm, Buffer, Needs
-from rlplug.types import Batch
+from rlplug.types import Batch, groups_of
 
 
 def sample_misfit(batch: Batch, needs: Needs) -> str | None:
@@ -31,6 +31,19 @@ def sample_misfit(batch: Batch, needs: Needs) -> str | None:
         leaf = batch.get(key)
         if isinstance(leaf, Tensor) and leaf.ndim > 1 and leaf.shape[:2] != batch["valid"].shape:
             return f"returned {key} of {[*leaf.shape[:2]]} rows and columns; valid has {[*batch['valid'].shape]}"
+    return None
+
+
+def bonus_misfit(returned: Any, batch: Batch) -> str | None:
+    """Return what is wrong with intrinsic rewards of a sample, as ``sample_misfit``."""
+    parts, given = groups_of(batch), returned if isinstance(returned, dict) else {"": returned}
+    if returned is not None and not given.keys() <= parts.keys():
+        return f"returned {tree.what(returned)}; return a dict with a reward of every row for {' or '.join(parts)}"
+    for name, x in given.items() if returned is not None else ():
+        shape = [*parts[name]["reward"].shape]
+        if not isinstance(x, Tensor) or [*x.shape] != shape:
+            got = f"rewards of shape {[*x.shape]}" if isinstance(x, Tensor) else tree.what(x)
+            return f"returned {got}; return a reward for every row of the sample, {shape}"
     return None
 
 

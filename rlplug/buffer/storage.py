@@ -291,9 +291,10 @@ class Ring:
         rest = self._saved(end, self.written + 1 - end, by_unit=False)
         log.state = {"written": self.written, "open": rest if self.stride else tree.take(rest, 0)}
         if self._refreshed:  # rows are not saved again: save all states
-            log.state["carry"] = self._carry
+            log.state["carry"] = tree.take(self._carry, slice(min(self.written // unit + 1, self._states)))
         if self._replaced:
-            log.state["replaced"] = {key: self._leaves[key] for key in sorted(self._replaced)}
+            rows = slice(min(self.written + 1, self.rows))
+            log.state["replaced"] = {key: tree.take(self._leaves[key], rows) for key in sorted(self._replaced)}
         if self._images:
             log.state["images"] = {
                 ".".join(path): {"shape": list(images.shape), "begin": images.pool.begin(self.first)}
@@ -345,10 +346,10 @@ class Ring:
             self._restore(number * (self.stride or 1), rows)
         self._restore(end, rest)
         if "carry" in state:
-            tree.put(self._carry, slice(None), state["carry"])
+            tree.put(self._carry, slice(len(next(tree.leaves(state["carry"])))), state["carry"])
             self._refreshed = True
         for key, leaf in state.get("replaced", {}).items():
-            tree.put(self._leaves[key], slice(None), leaf) if isinstance(leaf, dict) else self._leaves[key].copy_(leaf)
+            tree.put(self._leaves, slice(len(next(tree.leaves(leaf)))), {key: leaf})
             self._replaced.add(key)
         for images in self._images.values():
             images.resume(self.first, self.written)

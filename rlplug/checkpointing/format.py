@@ -22,6 +22,7 @@ import re
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -144,13 +145,17 @@ class Chunk:
 
 
 class FileRowLog(RowLog):
-    """The ``api.RowLog`` of a run, with ``chunks`` and ``state`` of the checkpoint that it resumes from."""
+    """The ``api.RowLog`` of a run, with ``chunks`` and ``state`` of the checkpoint that it resumes from.
 
-    def __init__(self, chunks: Sequence[Chunk] = (), state: Tree = None, number: int = 0) -> None:
-        self.number, self.own, self.state = number, [chunk for chunk in chunks if chunk.part == number], state
+    ``check(rows)`` returns the rows of a file if they are valid.
+    """
+
+    def __init__(self, chunks: Sequence[Chunk] = (), state: Tree = None, number: int = 0, check: Any = copy) -> None:
+        self.number, self.state, self.check = number, state, check
+        self.own = [chunk for chunk in chunks if chunk.part == number]
         self.end = max((chunk.end for chunk in self.own), default=0)
         others = sorted({chunk.part for chunk in chunks} - {0}) if not number else ()
-        self.parts = {part: FileRowLog(chunks, number=part) for part in others}
+        self.parts = {part: FileRowLog(chunks, None, part, check) for part in others}
 
     @property
     def chunks(self) -> list[Chunk]:
@@ -158,7 +163,7 @@ class FileRowLog(RowLog):
         return [*self.own, *(chunk for part in self.parts.values() for chunk in part.own)]
 
     def part(self, number: int) -> FileRowLog:
-        return self.parts.setdefault(number, FileRowLog(number=number))
+        return self.parts.setdefault(number, FileRowLog(number=number, check=self.check))
 
     def append(self, start: int, rows: Batch) -> None:
         length = len(next(tree.leaves(rows)))
@@ -175,7 +180,7 @@ class FileRowLog(RowLog):
 
     def rows(self) -> Iterator[tuple[int, Batch]]:
         for chunk in self.own:
-            yield chunk.start, chunk.rows if chunk.file is None else read_tree(*chunk.file)
+            yield chunk.start, chunk.rows if chunk.file is None else self.check(read_tree(*chunk.file))
 
 
 @dataclass

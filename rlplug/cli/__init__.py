@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from rlplug import registry
-from rlplug.distributed.output import outlive_readers
+from rlplug.terminal import outlive_readers
 from rlplug.types import ConfigError, RunError, printable
 
 VERBS = ("train", "resume", "watch", "fork", "evaluate", "play", "estimate", "check", "data", "profile", "plugins")

@@ -9,6 +9,7 @@ from torch.nn import Module
 from rlplug.envs.spaces import in_words
 from rlplug.nn import ActorCritic
 from rlplug.run.checks import size
+from rlplug.script import name_of
 from rlplug.trainer.trainer import Trainer
 
 SMALL = 64
@@ -19,7 +20,7 @@ def describe(trainer: Trainer) -> str:
     """Return a table of spaces, modules, memory, devices and planned updates."""
     config, plan, spec, policy = trainer.config, trainer.resolved.plan, trainer.resolved.spec, trainer.policy
     limit = f"at most {spec.max_episode_steps} steps an episode" if spec.max_episode_steps else "no step limit"
-    table = [("env", f"{config.raw['env'].get('id', config.env.name)}, {config.num_envs} at a time, {limit}")]
+    table = [("env", f"{name_of(config.raw['env'])}, {config.num_envs} at a time, {limit}")]
     for name, group in spec.groups.items():
         of = f"{name} x {len(group.agents)}: " if group.agents else f"{name}: " if spec.has_agents else ""
         obs, action = (in_words(space) for space in (group.obs, group.action))
@@ -29,6 +30,11 @@ def describe(trainer: Trainer) -> str:
     for kind, name, module in (("algo", config.algo.name, policy.algorithm), *explorations):
         table.append((kind, f"{name}, {_count(module):,} parameters"))
         table += [line for part, inner in module.named_children() for line in _parts(f"  {part}", inner)]
+    table += (
+        [("curriculum", f"{config.curriculum.name}, tasks: {in_words(spec.tasks)}")]
+        if config.curriculum and spec.tasks
+        else []
+    )
     row, threads = trainer.collector.spec.row, _many(plan.threads, "thread")
     table += [
         ("buffer", f"{config.buffer.name}, {size(trainer.buffer.nbytes(row))}"),
@@ -52,7 +58,7 @@ def facts(trainer: Trainer) -> dict[str, Any]:
     counted = trainer.loop.unit == "updates"
     return {
         "env": {
-            "name": config.raw["env"].get("id", config.env.name),
+            "name": name_of(config.raw["env"]),
             "num_envs": config.num_envs,
             "max_episode_steps": spec.max_episode_steps,
             "spaces": {
@@ -67,6 +73,7 @@ def facts(trainer: Trainer) -> dict[str, Any]:
         },
         "algo": {"name": config.algo.name, "parameters": _count(policy.algorithm)},
         "exploration": {name: {"parameters": _count(extra)} for name, extra in policy.exploration.items()},
+        "curriculum": config.curriculum and config.curriculum.name,
         "buffer": {"name": config.buffer.name, "bytes": trainer.buffer.nbytes(trainer.collector.spec.row)},
         "loop": {
             "name": config.loop.name,

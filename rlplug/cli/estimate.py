@@ -46,7 +46,7 @@ def main(arguments: Sequence[str]) -> int:
     path, overrides = run_first("estimate", words)
     warn_broken()
 
-    from rlplug.agent import estimate  # here, because torch takes seconds to import
+    from rlplug.results.evaluate import estimate  # here, because torch takes seconds to import
 
     result = estimate(path, overrides, cli.tell)
     cli.say(json.dumps(result) if as_json else table(result))

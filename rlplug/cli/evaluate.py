@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ from rlplug.cli import say, tell
 from rlplug.cli.arguments import run_first
 from rlplug.cli.play import video
 from rlplug.registry import warn_broken
+from rlplug.results.places import run_at
 from rlplug.types import ConfigError, Mode
 
 USAGE = """rlplug evaluate <run folder or checkpoint> [--json] [--record] [--explore | --random] [key=value ...]
@@ -19,6 +21,8 @@ the given one (such as checkpoints/best). --json prints one JSON object. --explo
 without exploration modules; --random samples them uniformly, whatever the policy. --record also writes a video of one
 greedy episode, or of eval.record=3, to videos/ of the run folder. Writes no other files unless record.path is set.
 
+  against=runs/other       opponent of a league: the policy of another run
+  against.prey=runs/other  play a policy with that of another run
   eval.episodes=100        number of episodes; default: as in the run
   eval.max_episode_steps=1000
                            steps after which an episode is truncated; default: as in the run
@@ -48,12 +52,25 @@ def main(arguments: Sequence[str]) -> int:
     path, overrides = run_first("evaluate", words)
     warn_broken()
 
-    from rlplug.agent import evaluate  # here, because torch takes seconds to import
+    from rlplug.results.evaluate import evaluate  # here, because torch takes seconds to import
 
+    against, overrides = opponents(overrides)
     shown = {"video": str(video(path, overrides))} if "--record" in arguments else {}
-    result = evaluate(path, overrides, tell, *modes) | shown
+    result = evaluate(path, overrides, tell, *(modes or ["greedy"]), against=against) | shown
     say(json.dumps(result) if "--json" in arguments else table(result))
     return 0
+
+
+def opponents(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    """Return the runs of ``against=<run>`` and ``against.<policy>=<run>`` by policy, and the other words."""
+    found = [re.fullmatch(r"against(?:\.([^=]+))?=(.*)", word) for word in words]
+    runs = {match[1] or "": match[2] for match in found if match}
+    for policy, path in runs.items():
+        try:
+            runs[policy] = str(run_at(path))
+        except ConfigError as error:
+            raise ConfigError(f"against.{policy}".rstrip("."), error.message) from None
+    return runs, [word for word, match in zip(words, found, strict=True) if not match]
 
 
 def table(result: Mapping[str, Any]) -> str:

@@ -39,6 +39,7 @@ STATE = "a fork continues from the state in the checkpoint"
 FIXED = {
     "algo.name": STATE,
     "buffer.name": STATE,
+    "curriculum.name": STATE,
     "env": STATE,
     "exploration": STATE,
     "hardware.actors.count": STATE,

@@ -10,29 +10,17 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import signal
-import subprocess
-import sys
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from omegaconf import OmegaConf
 from pydantic import Field
 
 from rlplug.checkpointing import atomic
-from rlplug.cli import fork, say, space, sweep, table, tell
-from rlplug.config import RunConfig, compose, composed
-from rlplug.config.errors import differences, show
-from rlplug.config.origins import option_names
-from rlplug.config.schema import typed
-from rlplug.registry.discovery import unknown
+from rlplug.cli import fork, jobs, say, space, sweep, sweeper, table, tell
 from rlplug.settings import NonNegativeInt, PositiveFloat, PositiveInt, UnitFloat, option, settings
 from rlplug.types import STEP, ConfigError, RunError
 
@@ -101,22 +89,25 @@ def main(overrides: Sequence[str], as_json: bool = False) -> int:
         ConfigError: a setting is wrong, or cannot change between rounds; nothing was written.
         RunError: all members of a round failed.
     """
-    cfg, folder, fixed, searched, run = prepared(overrides)
+    cfg, found = prepared(overrides)
 
     from rlplug.run import run_dir  # here, because torch takes seconds to import
 
-    population, total, unit = Population(cfg, run.seed, searched), run.total_steps, run.loop.cls.unit
-    about = {"overrides": fixed, "searched": {key: asdict(one) for key, one in searched.items()}}
+    folder, run = found.folder, found.run
+    population, total, unit = Population(cfg, run.seed, found.space), run.total_steps, run.loop.cls.unit
+    about = {"overrides": found.fixed, "searched": {key: asdict(one) for key, one in found.space.items()}}
     about |= {"sweeper": {key: value for key, value in asdict(cfg).items() if key != "workers"}}
     rounds = -(-total // cfg.every)
     with run_dir.locked(folder, "hydra.sweep.dir"):
         tell(f"{cfg.members} members, {rounds} rounds of {cfg.every:,} {STEP[unit]}s, in {folder}")
-        _require_same(folder / STATE, about)
+        sweeper.state(folder / STATE, about)
         for number in range(rounds):
             members, until = population.next(), min((number + 1) * cfg.every, total)
             _write(folder, about, population)
             stop = f"stop={{{unit}: {until}}}" if until < total else "stop=null"
-            _train(cfg, [_Job(folder, one, run.seed + i, fixed, stop) for i, one in enumerate(members)])
+            rounds_of = [_Job(folder, one, run.seed + i, found.fixed, stop) for i, one in enumerate(members)]
+            for failed in jobs.train(rounds_of, cfg.workers):
+                tell(f"{failed} failed, and will be replaced{jobs.hint(failed, cfg.workers)}")
             for one in members:
                 done = run_dir.finished(folder / one.folder)
                 one.score = math.nan if done is None or done.score is None else done.score
@@ -128,78 +119,25 @@ def main(overrides: Sequence[str], as_json: bool = False) -> int:
     return _report(folder, population, total, STEP[unit], as_json)
 
 
-def prepared(overrides: Sequence[str]) -> tuple[PBT, Path, list[str], dict[str, space.Space], RunConfig]:
-    """Check a command line; return its settings, the sweep's folder, the overrides of all members, the search spaces,
-    and the configuration of a member.
+def prepared(overrides: Sequence[str]) -> tuple[PBT, sweeper.Searched]:
+    """Check a command line.
 
     Raises:
         ConfigError: see ``main``.
     """
-    own = sorted(word for word in overrides if word.startswith(("sweeper=", "sweeper.")))[::-1]
-    rest = [word for word in overrides if word not in own]
-    cfg = _settings(own)
-    folder, _ = sweep.check_sweep(rest)
-    fixed, searched = _split(rest)
-    run = _checked(cfg, fixed, searched)
-    return cfg, folder, fixed, searched, run
-
-
-def _settings(words: Sequence[str]) -> PBT:
-    """Return the settings of the sweeper: those of its YAML, changed by overrides ``sweeper.<option>=<value>``."""
-    chosen, *changes = OverridesParser.create().parse_overrides(list(words))
-    if (name := str(chosen.value())) not in (known := option_names("sweeper")):
-        raise ConfigError("sweeper", f"there is no sweeper {name!r}; {unknown(name, known)}")
-    node: dict[str, Any] = OmegaConf.to_container(composed([f"+sweeper={name}"]).sweeper)  # type: ignore[assignment]
-    return typed(PBT, node | {one.key_or_group.removeprefix("sweeper."): one.value() for one in changes}, "sweeper")
-
-
-def _split(words: Sequence[str]) -> tuple[list[str], dict[str, space.Space]]:
-    """Return the overrides of all members, and the search space of every swept key.
-
-    Raises:
-        ConfigError: nothing is swept, or a fork cannot change it.
-    """
-    parsed = OverridesParser.create().parse_overrides(list(words))
-    swept = [one for one in parsed if one.is_sweep_override()]
-    if not swept:
-        example = "'algo.lr=interval(1e-5,1e-2)' algo.gamma=0.95,0.99"
-        raise ConfigError("sweeper", f"pbt needs settings to search, as in {example}")
-    values = {one.get_key_element(): [*one.sweep_string_iterator()] for one in swept if one.is_discrete_sweep()}
-    for one in parsed:
+    cfg, words = sweeper.settings(PBT, overrides)
+    given, swept = sweeper.split(words, "pbt")
+    for one in given:
         if one.key_or_group == "stop":
             raise ConfigError("stop", "is set by pbt at the end of every round; use total_steps")
     for one in swept:
         if why := fork.fixed(one.key_or_group):
             raise ConfigError(one.key_or_group, f"cannot be searched by pbt: {why}")
-    fixed = [str(one.input_line) for one in parsed if one not in swept and not one.key_or_group.startswith("hydra.")]
-    return fixed, space.spaces(swept, values)
-
-
-def _checked(cfg: PBT, fixed: Sequence[str], searched: dict[str, space.Space]) -> RunConfig:
-    """Check the ends of every search space, and return the configuration of a member."""
-    rng = np.random.default_rng(0)
-    run = compose([*fixed, *space.words(space.sampled(searched, rng))])
-    for key, one in searched.items():
-        for end in one.ends:
-            run = compose([*fixed, *space.words(space.sampled(searched, rng) | {key: end})])
-    if cfg.every >= run.total_steps:
-        said = f"{cfg.every:,} leaves a single round in total_steps={run.total_steps:,}; choose a smaller interval"
-        raise ConfigError("sweeper.every", said)
-    if not run.env.cls.traits.playable:
-        raise ConfigError("sweeper", f"pbt compares evaluations, but env={run.env.name} cannot be played")
-    return run
-
-
-def _require_same(file: Path, about: dict[str, Any]) -> None:
-    """Raise ``ConfigError`` if a file describes another population."""
-    with suppress(FileNotFoundError):
-        try:
-            before = {key: json.loads(atomic.read(file))[key] for key in about}
-        except (ValueError, KeyError, TypeError) as error:
-            raise ConfigError("hydra.sweep.dir", f"{file} is damaged ({error}); choose another folder") from None
-        for key, old, new in differences(before, json.loads(json.dumps(about))):
-            said = f"{file.parent} has {key}={show(old)}, which now is {show(new)}; choose another folder"
-            raise ConfigError("hydra.sweep.dir", said)
+    found = sweeper.search("pbt", words, given, swept)
+    if cfg.every >= found.run.total_steps:
+        said = f"{cfg.every:,} leaves a single round in total_steps={found.run.total_steps:,}"
+        raise ConfigError("sweeper.every", f"{said}; choose a smaller interval")
+    return cfg, found
 
 
 def _write(folder: Path, about: dict[str, Any], population: Population) -> None:
@@ -235,7 +173,6 @@ class _Job:
 
     def __init__(self, folder: Path, member: Member, seed: int, fixed: Sequence[str], stop: str) -> None:
         self.folder, self.parent = folder / member.folder, folder / member.parent if member.parent else None
-        self.log = self.folder.with_name(f"{self.folder.name}.log")
         self.words, self.fixed, self.seed = [*space.words(member.settings), stop], fixed, seed
 
     def command(self) -> list[str] | None:
@@ -250,37 +187,3 @@ class _Job:
             return ["train", *self.fixed, *self.words, f"seed={self.seed}", run]
         fork.prepare(self.parent, None, self.words, self.folder)
         return ["resume", str(self.folder)]
-
-
-def _train(cfg: PBT, jobs: Sequence[_Job]) -> None:
-    """Train a round. A member that fails is replaced in the next round.
-
-    Raises:
-        KeyboardInterrupt: Ctrl-C or SIGTERM ended a member.
-    """
-    commands = [(job, command) for job in jobs if (command := job.command()) is not None]
-    if cfg.workers == 0:
-        from rlplug.cli import main as run
-
-        codes = map(run, (command for _, command in commands))
-    else:
-        lines = [[sys.executable, "-m", "rlplug", *command] for _, command in commands]
-        codes = _outcomes(cfg, lines, [str(job.log.absolute()) for job, _ in commands])
-    for (job, _), code in zip(commands, codes, strict=True):
-        if abs(code) % 128 in (signal.SIGINT, signal.SIGTERM):
-            raise KeyboardInterrupt(abs(code) % 128)
-        if code:
-            tell(f"{job.folder} failed, and will be replaced" + (f"; see {job.log}" if cfg.workers != 0 else ""))
-
-
-def _outcomes(cfg: PBT, lines: Sequence[Sequence[str]], logs: Sequence[str]) -> Sequence[int]:
-    """Run command lines in processes, and return their exit codes."""
-    with ThreadPoolExecutor(cfg.workers or os.cpu_count() or 1) as pool:
-        return [*pool.map(logged, lines, logs)]
-
-
-def logged(line: Sequence[str], log: str) -> int:
-    """Run a command line with its output appended to a file, and return its exit code."""
-    Path(log).parent.mkdir(parents=True, exist_ok=True)
-    with open(log, "ab") as file:
-        return subprocess.run(line, stdout=file, stderr=subprocess.STDOUT, check=False).returncode

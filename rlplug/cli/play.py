@@ -76,10 +76,10 @@ def episodes(path: str | Path, overrides: Sequence[str], n: Callable[[Any], int]
         n: returns the number of episodes for the settings ``eval``.
 
     Raises:
-        ConfigError: see ``agent.evaluate``.
+        ConfigError: see ``results.evaluate``.
     """
-    from rlplug.agent import stage  # here, because torch takes seconds to import
     from rlplug.evaluation.video import ALONE, pictures
+    from rlplug.results.evaluate import stage  # here, because torch takes seconds to import
 
     checkpoint, _, core, algorithm, ctx, normalize, make = stage(path, overrides, tell)
     env = make(ALONE, True)

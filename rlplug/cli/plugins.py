@@ -13,7 +13,7 @@ from rlplug import registry
 from rlplug.cli import say, table
 from rlplug.config.errors import joined, show, single, value_at
 from rlplug.packages import one_line
-from rlplug.registry import KINDS, Kind, Preset
+from rlplug.registry import KINDS, Kind, Preset, discovery
 from rlplug.registry.discovery import unknown
 from rlplug.types import ConfigError
 
@@ -98,7 +98,7 @@ def _show(kind: Kind, name: str, as_json: bool) -> None:
     component = str(node.get("name", name))
     cls, plugin = registry.load(kind, component), registry.owner(kind, component)
     check_class(kind, cls)
-    target = plugin.components[kind, registry.split(component)[1]].target
+    target = plugin.components[kind, discovery.split(component)[1]].target
     rows = options(cls.Config, node)
     if as_json:
         about = {"kind": kind, "name": name, "component": component, "class": target, "distribution": str(plugin)}

@@ -11,8 +11,8 @@ from rlplug.registry import warn_broken
 USAGE = """rlplug resume <run folder> [--json] [key=value ...]
 
 Continues a run from its newest good checkpoint, exactly as if it had not stopped. Needs only the run folder.
-Settings that do not affect learning can change: stop, eval, estimate, log, checkpoint, logger, hardware, compile,
-deterministic, on_nan. total_steps can be raised, and options that accept schedules can be set:
+Settings that do not affect learning can change: stop, eval, estimate, log, checkpoint, logger, callbacks, hardware,
+compile, deterministic, on_nan. total_steps can be raised, and options that accept schedules can be set:
 
   total_steps=200_000 schedules=stretch
                            stretch schedules that ended with the run over the new total

@@ -14,6 +14,7 @@ from rlplug import registry
 from rlplug.cli import say, tell, without_json
 from rlplug.cli.meant import no_flag
 from rlplug.cli.pbt import PBT
+from rlplug.cli.study import Optuna
 from rlplug.config.schema import SEVERAL, SINGLE, Core
 from rlplug.registry import Kind
 from rlplug.settings import Nested
@@ -69,8 +70,10 @@ def schemas() -> dict[str, Schema]:
     found = {
         group: _document(_run(nodes) if group in GLOBAL else nodes[group], nodes) for group in (*nodes, *GLOBAL[1:])
     }
-    sweeper = {"type": "object", "properties": _properties(PBT), "additionalProperties": False}
-    return found | {"sweeper": _document(sweeper, {})}
+    sweepers = [
+        {"type": "object", "properties": _properties(config), "additionalProperties": False} for config in (Optuna, PBT)
+    ]
+    return found | {"sweeper": _document({"anyOf": sweepers}, {})}
 
 
 def _document(schema: Schema, nodes: Mapping[str, Schema]) -> Schema:
@@ -85,6 +88,7 @@ def _document(schema: Schema, nodes: Mapping[str, Schema]) -> Schema:
 def _run(nodes: Mapping[str, Schema]) -> Schema:
     """Return the schema of a file that sets keys of the whole run."""
     one = {kind: nodes[kind] for kind in (*SINGLE, "model")}
+    one["curriculum"] = {"anyOf": [nodes["curriculum"], {"type": "null"}]}
     several = {kind: {"type": "object", "additionalProperties": nodes[kind]} for kind in SEVERAL}
     keys = {"defaults": DEFAULTS, **_properties(Core), **one, **several, "hydra": {"type": "object"}}
     slots = {"_model$": {"anyOf": [nodes["model"], {"type": "null"}]}}

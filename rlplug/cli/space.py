@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from hydra.core.override_parser.types import IntervalSweep, Override
+from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
 
 from rlplug.types import ConfigError
 
@@ -32,6 +32,10 @@ class Choices:
         """Return the value before or after ``value``."""
         at = self.values.index(value) + (1 if rng.random() < 0.5 else -1)
         return self.values[min(max(at, 0), len(self.values) - 1)]
+
+
+class Range(Choices):
+    """Equally spaced numbers, from ``range(start,stop,step)``."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +82,7 @@ def spaces(overrides: Sequence[Override], values: Mapping[str, Sequence[str]]) -
     for one in overrides:
         key, value = one.get_key_element(), one.value()
         if not isinstance(value, IntervalSweep):
-            found[key] = Choices(values[key])
+            found[key] = (Range if isinstance(value, RangeSweep) and len(values[key]) > 1 else Choices)(values[key])
             continue
         low, high = float(value.start or 0), float(value.end or 0)
         if not low < high < math.inf:

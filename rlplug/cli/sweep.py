@@ -11,11 +11,13 @@ import io
 import json
 import math
 import traceback
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from hydra.conf import HydraConf
 from hydra.core.override_parser.types import Override, RangeSweep
 from omegaconf import OmegaConf
@@ -24,11 +26,14 @@ from rlplug.checkpointing import atomic
 from rlplug.cli import FAILED, is_first_process, refuse, say, table, tell
 from rlplug.config import RunConfig, compose, composed
 from rlplug.config.errors import differences, show
+from rlplug.results.statistics import mean_band
 from rlplug.types import ConfigError, RunError
 
 JOB, TABLE = "job.json", "sweep.csv"
 FIGURES = {"score": "eval/return_mean", "env_steps": "env_steps", "updates": "updates", "wall_s": "wall_s"}
 """columns of the table, by key in ``summary.json``"""
+OF_GROUP = ("mean", "mean_low", "mean_high")
+"""columns for the mean over the seeds of a job's settings, and its 95 % interval"""
 MOST = 100_000  # maximum jobs of a sweep
 CHECKED = 50  # values per key to check before the first job
 MAXIMIZE = {"direction": "maximize", "ax_config.experiment.minimize": "false", "optim.maximize": "true"}
@@ -198,7 +203,7 @@ def go_on(folder: Path, run: RunConfig, start: Callable[[], float]) -> float:
 
 
 def report(folder: Path, as_json: bool = False) -> int:
-    """Print all jobs of a sweep, best first. With torchrun or srun, only rank 0 prints.
+    """Print the settings of a sweep, best first by the mean over seeds. With torchrun or srun, only rank 0 prints.
 
     Returns:
         The exit code: 1 if some jobs have not finished.
@@ -209,25 +214,78 @@ def report(folder: Path, as_json: bool = False) -> int:
     missing = sum(row["status"] != "finished" for row in rows)
     if not is_first_process():
         return FAILED if missing else 0
+    groups = grouped(rows)
     if as_json:
-        jobs = [{key: None if value != value else value for key, value in row.items()} for row in rows]
-        say(json.dumps({"folder": str(folder), "jobs": jobs}))
+        jobs = [plain({key: row[key] for key in row if key not in OF_GROUP}) for row in rows]
+        say(json.dumps({"folder": str(folder), "jobs": jobs, "groups": [*map(plain, groups)]}))
         return FAILED if missing else 0
-    swept = list(dict.fromkeys(key for row in rows for key in row["values"]))
-    cells = [
-        (
-            *(row["values"].get(key, "") for key in swept),
-            _number(row["score"]),
-            row["status"],
-            _shortened(row["error"]),
-        )
-        for row in rows
+    swept = list(dict.fromkeys(key for group in groups for key in group["values"]))
+    head, cells = columns(groups)
+    lines = [
+        (*(of["values"].get(key, "") for key in swept), *row, of["status"], _shortened(of["error"]))
+        for of, row in zip(groups, cells, strict=True)
     ]
-    say("\n".join(["", *table((*swept, "score", "status", ""), cells), f"as a table: {folder / TABLE}"]))
+    say("\n".join(["", *table((*swept, *head, "status", ""), lines), f"as a table: {folder / TABLE}"]))
     if missing:
         again = f"the same command with hydra.sweep.dir={folder} retries them"
         tell(f"{missing} of {len(rows)} jobs did not finish; {again}")
     return FAILED if missing else 0
+
+
+def statistics(scores: Sequence[float]) -> dict[str, Any]:
+    """Return the mean of the scores of seeds, its 95 % bootstrap interval, and their number; NaN if unknown."""
+    known = np.array([score for score in scores if math.isfinite(score)])
+    low, high = mean_band(known[:, None])[:, 0].tolist() if len(known) > 1 else (math.nan, math.nan)
+    return {"score": float(known.mean()) if len(known) else math.nan, "low": low, "high": high, "seeds": len(known)}
+
+
+def columns(records: Sequence[Mapping[str, Any]]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Return head and cells of a table of ``statistics``; the score is the only one if no record has several seeds."""
+    cells = [
+        (
+            _number(of["score"]),
+            "" if math.isnan(of["low"]) else f"{of['low']:,.1f} to {of['high']:,.1f}",
+            str(of["seeds"]),
+        )
+        for of in records
+    ]
+    shown = 3 if any(of["seeds"] > 1 for of in records) else 1
+    return ("score", "95 % interval", "seeds")[:shown], [row[:shown] for row in cells]
+
+
+def plain(of: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a record for JSON, which has no NaN."""
+    return {key: None if value != value else value for key, value in of.items()}
+
+
+def grouped(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the jobs that differ by their seed only as one record each, in the order of ``rows``."""
+    found: dict[str, list[Mapping[str, Any]]] = {}
+    for row in rows:
+        found.setdefault(_without_seed(row), []).append(row)
+    groups: list[dict[str, Any]] = []
+    for jobs in found.values():
+        counts = Counter(row["status"] for row in jobs)
+        status = ", ".join(f"{n} {status}" if len(counts) > 1 else status for status, n in counts.items())
+        error = next(filter(None, (row["error"] for row in jobs)), "")
+        values = {key: value for key, value in jobs[0]["values"].items() if key != "seed"}
+        groups.append(
+            {"values": values, **statistics([row["score"] for row in jobs]), "status": status, "error": error}
+        )
+    return groups
+
+
+def _without_seed(row: Mapping[str, Any]) -> str:
+    return json.dumps({key: value for key, value in row["values"].items() if key != "seed"}, sort_keys=True)
+
+
+def write_table(folder: Path, rows: Sequence[Mapping[str, Any]], fields: Sequence[str]) -> None:
+    """Write records as ``sweep.csv``; a cell is empty where a value is missing or NaN."""
+    text = io.StringIO()
+    file = csv.DictWriter(text, fields, lineterminator="\n", extrasaction="ignore")
+    file.writeheader()
+    file.writerows({key: value for key, value in row.items() if value == value} for row in rows)
+    atomic.replace(folder / TABLE, text.getvalue().encode())
 
 
 def _record(hydra: HydraConf, words: Sequence[str], status: str, error: str) -> None:
@@ -240,17 +298,11 @@ def _record(hydra: HydraConf, words: Sequence[str], status: str, error: str) -> 
     write_json(folder / JOB, {"values": values, "status": status, "error": error})
     rows = _rows(sweep)
     swept = dict.fromkeys(key for row in rows for key in row["values"])
-    text = io.StringIO()
-    file = csv.DictWriter(text, ["job", *swept, "status", *FIGURES, "error"], lineterminator="\n")
-    file.writeheader()
-    for row in rows:
-        known = {key: value for key, value in row.items() if key != "values" and value == value}
-        file.writerow(known | row["values"])
-    atomic.replace(sweep / TABLE, text.getvalue().encode())
+    write_table(sweep, [row | row["values"] for row in rows], ["job", *swept, "status", *FIGURES, *OF_GROUP, "error"])
 
 
 def _rows(sweep: Path) -> list[dict[str, Any]]:
-    """Return the records of a sweep's jobs, best first."""
+    """Return the records of a sweep's jobs, those of the best setting first, by its mean over seeds."""
     rows: list[dict[str, Any]] = []
     for file in sorted(sweep.glob(f"**/{JOB}")):
         summary: dict[str, Any] = {}
@@ -262,7 +314,15 @@ def _rows(sweep: Path) -> list[dict[str, Any]]:
             row = {"values": {}, "status": "unreadable", "error": str(error)}
         row["job"] = str(file.parent.relative_to(sweep))
         rows.append(row | {name: summary.get(key, math.nan) for name, key in FIGURES.items()})
-    return sorted(rows, key=lambda row: -math.inf if math.isnan(row["score"]) else row["score"], reverse=True)
+    scores: dict[str, list[float]] = {}
+    for row in rows:
+        scores.setdefault(_without_seed(row), []).append(row["score"])
+    for row in rows:
+        of = statistics(scores[_without_seed(row)])
+        row |= dict(zip(OF_GROUP, (of["score"], of["low"], of["high"]), strict=True))
+    return sorted(rows, key=lambda row: tuple(-math.inf if math.isnan(x) else x for x in (row["mean"], row["score"])))[
+        ::-1
+    ]
 
 
 def _number(score: float) -> str:

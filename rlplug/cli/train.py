@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
@@ -11,19 +12,20 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from string import Template
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NoReturn, TypeAlias
 
 from rlplug.cli import loading, printing, say, say_run, sweep, tell, without_json
 from rlplug.cli.meant import no_flag
 from rlplug.config import RunConfig, composed, parse, validated
 from rlplug.registry import warn_broken
+from rlplug.script import name_of
 from rlplug.types import ConfigError, RunError
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 
-OWN = "sweeper="  # of overrides that choose a sweeper of rlplug; Hydra's are chosen by hydra/sweeper=
+Chosen: TypeAlias = tuple[RunConfig, Path, list[str]]
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -54,17 +56,17 @@ def main(arguments: Sequence[str]) -> int:
         if any("hydra.run" in word for word in flags.overrides):
             sweep.require_folders(composed([word for word in flags.overrides if word.startswith("hydra.")]).hydra)
         if not flags.multirun:
-            if any(word.startswith(OWN) for word in flags.overrides):
+            if any(word.startswith("sweeper=") for word in flags.overrides):
                 raise ConfigError("sweeper", "starts several runs, which needs -m: python -m rlplug -m sweeper=...")
             with printing(as_json):
                 _hydra(arguments)
             if as_json:
                 say_run(_trained.pop())
             return 0
-        if any(word.startswith(OWN) for word in flags.overrides):
-            from rlplug.cli import pbt
+        from rlplug.cli import sweeper
 
-            return pbt.main(flags.overrides, as_json)
+        if own := sweeper.module(flags.overrides):  # one of Hydra's is chosen by hydra/sweeper=
+            return own.main(flags.overrides, as_json)
         folder, fixed = sweep.check_sweep(flags.overrides)
         try:
             with printing(as_json):
@@ -87,30 +89,20 @@ _trained: list[Path] = []
 """folders of runs of this process that are not printed yet"""
 
 
-def train(config: Sequence[str] | RunConfig = ()) -> float:
-    """Train from Python as from the command line: ``train(["algo=sac", "env=pendulum"])``.
-
-    Args:
-        config: overrides, or the result of ``compose``.
-
-    Returns:
-        The mean return of the final evaluation.
+def chosen(config: Sequence[str] | RunConfig, folder: str | os.PathLike[str] | None = None) -> Chosen:
+    """Return the run of overrides or of a composed configuration, its folder, and its command line.
 
     Raises:
         ConfigError: the run cannot start as configured.
     """
     warn_broken()
     if isinstance(config, RunConfig):
-        run, folder, command = _unchanged(config), _folder(config), []
-    else:
-        whole = composed(config)
-        sweep.require_folders(whole.hydra)
-        run, _ = validated(whole, whole.hydra, config)
-        folder, command = Path(whole.hydra.run.dir), _command(config)
-
-    from rlplug.run import launch
-
-    return launch.train(run, folder, command)
+        run = _unchanged(config)
+        return run, _folder(run) if folder is None else Path(folder), []
+    whole = composed(config)
+    sweep.require_folders(whole.hydra)
+    run, _ = validated(whole, whole.hydra, config)
+    return run, Path(whole.hydra.run.dir), _command(config)
 
 
 def _unchanged(config: RunConfig) -> RunConfig:
@@ -125,7 +117,7 @@ def _folder(run: RunConfig) -> Path:
     """Return the folder of a run without a command line."""
     from omegaconf import open_dict
 
-    config, env = composed([f"seed={run.seed}"]), str(run.raw["env"].get("id", run.env.name)).replace("/", "_")
+    config, env = composed([f"seed={run.seed}"]), re.sub(r"[^\w.-]", "_", name_of(run.raw["env"]))
     with open_dict(config):
         config.hydra.runtime.choices.update(algo=run.algo.name, env=env)
     return Path(config.hydra.run.dir)

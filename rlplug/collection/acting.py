@@ -15,6 +15,15 @@ from rlplug.context import RunContext
 from rlplug.types import Batch, Mode, Tree, Weights
 
 
+def acting_state(algorithm: Algorithm) -> tuple[Weights, Weights]:
+    """Return what acting needs of an algorithm: its weights, and its buffers, which ``observe`` changes, too."""
+    state, buffers = (
+        only(algorithm.state_dict(), algorithm.actor_keys()),
+        {name for name, _ in algorithm.named_buffers()},
+    )
+    return {k: x for k, x in state.items() if k not in buffers}, only(state, buffers)
+
+
 class Acting:
     """Acts on normalized rows: calls the algorithm, then the exploration modules, and keeps their recurrent states.
 

@@ -59,6 +59,9 @@ class BroadcastCollector(Collector):
         """Return the metrics of the collector, on rank 0 only."""
         return self.own.metrics() if self.own else {}
 
+    def episode_metrics(self) -> list[dict[str, float]]:
+        return self.own.episode_metrics() if self.own else []
+
     def state(self) -> Tree:
         return self.own.state() if self.own else None
 

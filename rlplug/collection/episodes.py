@@ -9,6 +9,7 @@ import numpy as np
 
 from rlplug.collection.segment import on_cpu
 from rlplug.functional.returns import ended as episodes_ended
+from rlplug.functional.returns import episode_sums
 from rlplug.types import Batch, Tree, groups_of
 
 STREAM = ("valid", "is_first", "reward", "terminated", "truncated")
@@ -53,26 +54,10 @@ class EpisodeStats:
             self._return[columns] += reward[0] if one else reward.sum(0)
             self._length[columns] += valid[0] if one else valid.sum(0)
             return count
-        returns = self._return[columns] + reward.cumsum(0, dtype=np.float64)
-        lengths = self._length[columns] + valid.cumsum(0)
-
-        def cuts(begin: np.ndarray, end: np.ndarray) -> np.ndarray:
-            return np.stack((begin, end), 1).reshape(-1, valid.shape[1])  # before row 0, after it, before row 1, ...
-
-        b, at = np.nonzero(cuts(began, ended).T)  # by column, then in time order
-        same, ends = b[1:] == b[:-1], at % 2 == 1  # whether a cut has a predecessor in its column; ends an episode
-
-        def since(counted: np.ndarray) -> np.ndarray:
-            return counted - np.where(np.append(False, same), np.roll(counted, 1), 0)  # since the previous cut
-
-        totals, steps = cuts(returns - reward, returns)[at, b], cuts(lengths - 1, lengths)[at, b]
-        in_time = np.flatnonzero(ends)[np.argsort(at[ends], kind="stable")]
-        number = np.arange(len(self._return))[columns][b]
-        self._finished += zip(*(x[in_time].tolist() for x in (since(totals), since(steps), number)), strict=True)
-        last = np.flatnonzero(np.append(~same, True))
-        returns[-1, b[last]] -= totals[last]
-        lengths[-1, b[last]] -= steps[last]
-        self._return[columns], self._length[columns] = returns[-1], lengths[-1]
+        opened = self._return[columns], self._length[columns]
+        self._return[columns], self._length[columns], over = episode_sums(reward, valid, ended, began, *opened)
+        names = range(len(self._return))[columns]
+        self._finished += [(total, length, names[b]) for total, length, b in over]
         return count
 
     def add_whole(self, batch: Batch) -> None:

@@ -7,27 +7,14 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from operator import index
-from typing import Any, Protocol
+from typing import Any
 
 from rlplug import tree
-from rlplug.api import Algorithm, Collector, Job, Rollout, Segment, SegmentSpec
+from rlplug.api import Collector, Job, Preemption, Rollout, Segment, SegmentSpec
+from rlplug.collection.acting import acting_state
 from rlplug.collection.play import Player
 from rlplug.collection.segment import only
-from rlplug.distributed.preemption import Preemptor
 from rlplug.types import Batch, ConfigError, NamedWeights, Progress, RunError, Tree, Weights
-
-
-class Shard(Protocol):
-    """Source of one shard's segments: a ``ShardCollector`` or a dataset."""
-
-    algorithm: Algorithm
-
-    @property
-    def spec(self) -> SegmentSpec: ...
-    def collect(self, rows: int, *args: Any, **options: Any) -> Batch: ...  # as ``ShardCollector.collect``
-    def state(self) -> Tree: ...
-    def load(self, state: Tree) -> None: ...
-    def close(self) -> None: ...
 
 
 @dataclass(eq=False)
@@ -40,11 +27,11 @@ class InProcessCollector(Collector):
         preemption: ends a rollout when enough other ranks have finished theirs; None: rollouts are never cut short.
     """
 
-    player: Shard
+    player: Any
     jobs: Player | None
     progress: Progress
     keeps_weights: bool = False
-    preemption: Preemptor | None = None
+    preemption: Preemption | None = None
     _played: list[Segment] = field(default_factory=list[Segment])
     _weights: tuple[int, Weights | None] = (-1, None)  # version and copy
 
@@ -61,13 +48,13 @@ class InProcessCollector(Collector):
 
     def submit(self, rollout: Rollout, shards: Sequence[int] | None = None) -> None:
         if self.keeps_weights and rollout.version != self._weights[0]:
-            state = self.player.algorithm.state_dict()
-            self._weights = rollout.version, {name: state[name].clone() for name in self.player.algorithm.actor_keys()}
+            weights, _ = acting_state(self.player.algorithm)
+            self._weights = rollout.version, {name: x.clone() for name, x in weights.items()}
         for segment in self._played[-1:]:  # its memory is about to be overwritten
             segment.batch = tree.map(lambda x: x.clone(), segment.batch)
         rows, steps, weights = rollout.num_steps, self.progress.env_steps, self._weights[1]
         with self.preemption.rollout(rows) if self.preemption else nullcontext() as stop:
-            batch = self.player.collect(rows, rollout.mode, stop, weights=weights, env_steps=steps)
+            batch = self.player.collect(rows, rollout.mode, stop, weights, steps, rollout.tasks)
         self._played.append(self._segment(batch, rollout.version, rollout.version_steps))
 
     def _segment(self, batch: Batch, version: int, version_steps: int) -> Segment:
@@ -84,6 +71,9 @@ class InProcessCollector(Collector):
     def metrics(self) -> dict[str, float]:
         """Return the fraction of submitted rows not played since the last call, if ranks are preempted."""
         return self.preemption.drain() if self.preemption else {}
+
+    def episode_metrics(self) -> list[dict[str, float]]:
+        return self.player.episode_metrics()
 
     def state(self) -> Tree:
         played = [(segment.batch, segment.version, segment.version_steps) for segment in self._played]
@@ -102,8 +92,7 @@ class InProcessCollector(Collector):
             self._played.append(self._segment(batch, index(version), index(steps)))
         version, weights = state["weights"]
         if weights is not None:
-            algorithm = self.player.algorithm
-            own = only(algorithm.state_dict(), algorithm.actor_keys())
+            own, _ = acting_state(self.player.algorithm)
             tree.check_like(own, weights, "collector.weights", exact=True)
             weights = {name: x.to(own[name].device) for name, x in weights.items()}
         self._weights = index(version), weights

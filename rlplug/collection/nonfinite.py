@@ -46,7 +46,7 @@ def check_segment(segment: Batch, env_steps: int, env_ids: Sequence[int]) -> Non
     leaves = [(group, path, x.numpy()) for group, key, leaf in parts for path, x in tree.items(leaf, (key,))]
     found, valid = list[tuple[int, str]](), segment["valid"].numpy()
     for group, path, values in leaves:
-        if values.dtype.kind == "f" and not is_finite(values):
+        if values.dtype.kind == "f" and not math.isfinite(np.vdot(values, values)):
             bad = ~np.isfinite(values).reshape(*valid.shape, -1).all(-1)
             is_reward = path[0] == "reward"
             # also check observations without an action: returns bootstrap from final ones
@@ -56,11 +56,6 @@ def check_segment(segment: Batch, env_steps: int, env_ids: Sequence[int]) -> Non
                 found.append((step, f"{'.'.join(path)} of {group and f'{group} in '}{place}"))
     if found:
         raise RunError(min(found)[1])
-
-
-def is_finite(values: np.ndarray) -> bool:
-    """Return whether every number and its square are finite; takes 1 us, against 5 us of ``isfinite().all()``."""
-    return math.isfinite(np.vdot(values, values))
 
 
 def bounds_of(env: VecEnv, spec: EnvSpec) -> Bounds | None:

@@ -61,6 +61,7 @@ class Player:
     name: str = "a job"
     ended: tuple[int, int] = (0, 0)  # of the last jobs: ended episodes, and all
     _shards: dict[tuple[int, ...], ShardCollector] = field(default_factory=dict[tuple[int, ...], ShardCollector])
+    _programs: dict[Any, Any] = field(default_factory=dict[Any, Any])  # of lanes
 
     def shard(self, shard: EnvShard) -> ShardCollector:
         """Return the collector of a shard; the first call creates it and its environments."""
@@ -109,7 +110,7 @@ class Player:
         noise, *seeds = [np.random.SeedSequence([*self.entropy, *prefix, *[n] * (n > 0)]) for n in numbers]
         if lanes:
             places, inside = [n % lanes for n in numbers[1:]], partial(self.ctx.acting, own)
-            collector.acting.lanes = Lanes(self.algorithm, acting, places, lanes, inside).act
+            collector.acting.lanes = Lanes(self.algorithm, acting, places, lanes, inside, self._programs).act
         # whether ``postprocess`` changes whole episodes and may read all keys
         whole = modes[""] != "greedy" and type(self.algorithm).postprocess is not Algorithm.postprocess
         keep = stored(self.ctx, self.keys if job.keys is None else (*job.keys, "is_success"))
@@ -190,7 +191,7 @@ def named_weights(job: Job, weights: NamedWeights, algorithm: Algorithm, spec: E
         ValueError: the weights are missing, the algorithm does not act with them, or a submodule has a mode but does
             not act.
     """
-    if job.task is not None and "tasks" not in spec.offers:
+    if job.task is not None and spec.tasks is None:
         raise ConfigError("env", f"job {job.number} has a task, but this environment has none; use another")
     chosen: Weights = {}
     for who, name in job.policies.items():

@@ -14,19 +14,7 @@ from rlplug.api import Algorithm, Exploration, SegmentSpec, VecEnv
 from rlplug.collection.acting import Acting
 from rlplug.collection.finishing import Transform, finished, transforms
 from rlplug.collection.nonfinite import bounds_of, check_segment
-from rlplug.collection.segment import (
-    Layout,
-    OneCopy,
-    SegmentMemory,
-    as_it_is,
-    chosen,
-    copied,
-    merged,
-    on_cpu,
-    on_device,
-    only,
-    to_array,
-)
+from rlplug.collection.segment import Layout, OneCopy, SegmentMemory, chosen, copied, merged, on_device, only, to_array
 from rlplug.compiler.compiler import Compiler
 from rlplug.context import EnvShard, RunContext
 from rlplug.contract import results
@@ -68,7 +56,7 @@ class ShardCollector:
         self.keys = (*ctx.needs.keys, *ctx.needs.recorded) if keys is None else keys
         self.finishing = transforms(algorithm, ctx, self.keys) if finishing is None else finishing
         self.gradients, self.num_envs, device = gradients, len(shard.env_ids), env.traits.device
-        self._place = as_it_is if device is None else partial(on_device, device=device)
+        self._place = partial(tree.map, to_array) if device is None else partial(on_device, device=device)
         records = compiler is not None and compiler.graphs is not None and device is not None
         self._recorder = compiler if records and env.traits.traceable else None
         one_copy = OneCopy() if ctx.device.type != "cpu" and device is None else None
@@ -77,7 +65,7 @@ class ShardCollector:
         self._step: Callable[[Any], Batch] = self._first_step
         self._reset = watched(env, env.reset, shard.env_ids)
         self.failed_episodes = 0  # episodes ended by a failed environment
-        self._restarts = 0  # restarts with new episodes because environments could not be restored
+        self._restarts = -1  # restarts with new episodes, as environments could not be restored; -1: has not collected
         self._memory: dict[int, SegmentMemory] = {}  # by number of transitions
         self._like: Batch = {}  # one row of this memory
         self._open: Batch = {}  # first row of the next segment
@@ -116,7 +104,7 @@ class ShardCollector:
         if missing := [key for key in self.keys if key not in given and key not in self.ctx.needs.recorded]:
             raise results.missing_keys(missing, self.algorithm, self.acting.exploration)
         row, columns, bounds = tree.take(rows, 0), (slice(0, self.num_envs),), bounds_of(self.env, self.ctx.spec)
-        return SegmentSpec(on_cpu(row), self.env.autoreset, columns, bounds)
+        return SegmentSpec(tree.map(torch.Tensor.cpu, row), self.env.autoreset, columns, bounds)
 
     def _first_step(self, action: Any) -> Batch:
         """Execute the first action, and check the result of the environments."""
@@ -130,6 +118,7 @@ class ShardCollector:
         stop: Callable[[], bool] | None = None,
         weights: Weights | None = None,
         env_steps: int = 0,
+        tasks: Tree = None,
     ) -> Batch:
         """Collect a segment ``[rows + 1, B]``.
 
@@ -137,13 +126,17 @@ class ShardCollector:
             stop: called between rows; if it returns True, the rest is padded with ``valid=False``.
             weights: weights to play with; None: the algorithm's current ones.
             env_steps: environment steps of the run, for messages.
+            tasks: tasks of the episodes that begin in it, of all environments of the run; None: unchanged.
 
         Raises:
             RunError: it failed after a number that is NaN or infinite.
         """
-        if not self._open:
-            self.reset()
-        row = partial(chosen, self._layout.seen, self._open)
+        own = None if tasks is None else tree.take(tasks, [*self.shard.env_ids])
+        if not self._open or (own is not None and self._restarts < 0):
+            self.reset(own)
+        elif own is not None:
+            self.env.assign(own)
+        row, self._restarts = partial(chosen, self._layout.seen, self._open), max(self._restarts, 0)
         try:
             with torch.inference_mode(), self.ctx.acting(self.shard), self.acting.playing(mode, weights, row):
                 if rows not in self._memory:
@@ -153,6 +146,10 @@ class ShardCollector:
             if rows in self._memory:
                 check_segment(self._memory[rows].tensors, env_steps, self.shard.env_ids)
             raise
+
+    def episode_metrics(self) -> list[dict[str, float]]:
+        """Return the environments' own metrics of each episode that ended since the last call."""
+        return self.env.traits.metrics() if self.env.traits.metrics else []
 
     def _play(self, memory: SegmentMemory, rows: int, stop: Callable[[], bool] | None) -> Batch:
         """Play transitions from the open row, keep the last row open, and return ``[rows + 1, B, ...]``."""
@@ -188,7 +185,7 @@ class ShardCollector:
             self.reset()
         own = {"open": self._open} | self.acting.state()
         tree.check_like(own, only(state, own), "collector", exact=True)
-        self._open, self._restarts = self._place(copied(tree.map(to_array, state["open"]))), state["cuts"]
+        self._open, self._restarts = self._place(copied(state["open"])), state["cuts"]
         self.acting.load(state)
         with torch.inference_mode(), self.ctx.acting(self.shard):  # raise errors here instead of in the run
             self.acting.example(chosen(self._layout.seen, self._open), self.keys)

@@ -49,15 +49,10 @@ class Artifact(Compiled):
             graph, self._others, self.template, inputs, self._serves = traced(function, batch, varies)
             self._run = loaded(graph, inputs)
         self._draws = [(i, draw) for i, draw in enumerate(self._others) if not isinstance(draw, Tensor)]
-        self._served: dict[tuple[torch.Size, ...], bool] = {}  # whether it supports batches of these shapes
 
     def inputs(self, batch: Batch) -> list[Tensor] | None:
-        if (inputs := super().inputs(batch)) is None or not self._skip:
-            return inputs
-        lengths = tuple([x.shape[:1] for x in inputs])
-        if (serves := self._served.get(lengths)) is None:
-            serves = self._served[lengths] = self._serves(inputs)
-        return inputs if serves else None
+        inputs = super().inputs(batch)
+        return inputs if inputs is None or not self._skip or self._serves(*[x.shape[:1] for x in inputs]) else None
 
     def run(self, inputs: list[Tensor]) -> Any:
         others = self._others

@@ -9,7 +9,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,22 +19,6 @@ from rlplug.compiler.compiled import Compiled, Function, restored, without
 from rlplug.types import Batch
 
 Generators = Iterable[torch.Generator]
-
-
-class GraphBackend(Protocol):
-    """Captures the operations of a function on a device."""
-
-    def capture(self, function: Callable[[], Any], generators: Generators) -> Callable[[], None]:
-        """Capture a function without running its operations; return a function that replays them on the same memory.
-
-        Raises:
-            Exception: of various types, if an operation cannot be captured; state is unchanged.
-        """
-        ...
-
-    def waits(self) -> Any:
-        """Return a context manager whose value lists the operations inside that synchronized with the host."""
-        ...
 
 
 class Captured(Compiled):
@@ -49,11 +33,11 @@ class Captured(Compiled):
         generators: generators that it may draw from.
 
     Raises:
-        Exception: see ``GraphBackend.capture``.
+        Exception: see ``CudaGraphs.capture``.
     """
 
     def __init__(
-        self, function: Function, batch: Batch, device: torch.device, generators: Generators, graphs: GraphBackend
+        self, function: Function, batch: Batch, device: torch.device, generators: Generators, graphs: CudaGraphs
     ) -> None:
         super().__init__(batch, 0)
         leaves = [*tree.leaves(batch)]
@@ -135,6 +119,11 @@ class CudaGraphs:
         self.device, self._pool, self._stream = device, None, torch.cuda.Stream(device)
 
     def capture(self, function: Callable[[], Any], generators: Generators) -> Callable[[], None]:
+        """Capture a function without running its operations; return a function that replays them on the same memory.
+
+        Raises:
+            Exception: of various types, if an operation cannot be captured; state is unchanged.
+        """
         graph, every = torch.cuda.CUDAGraph(), [g for g in generators if g.device.type == "cuda"]
         for generator in every:
             graph.register_generator_state(generator)
@@ -167,6 +156,7 @@ class CudaGraphs:
 
     @contextmanager
     def waits(self) -> Iterator[list[str]]:
+        """Yield a list that, after the block, has the operations inside that synchronized with the host."""
         found, before = list[str](), torch.cuda.get_sync_debug_mode()
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")

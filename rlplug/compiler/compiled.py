@@ -79,10 +79,3 @@ def restored(value: Any, inputs: Sequence[Tensor], outputs: Iterator[Tensor]) ->
     if isinstance(value, list):
         return [restored(part, inputs, outputs) for part in value]
     return inputs[value.stop] if isinstance(value, slice) else value
-
-
-def flat(value: Any) -> list[Tensor]:
-    """Return the tensors of nested dicts, lists and tuples, in order."""
-    outputs = list[Tensor]()
-    without(value, (), outputs)
-    return outputs

@@ -10,7 +10,7 @@ import torch
 
 from rlplug import tree
 from rlplug.compiler.artifact import Artifact
-from rlplug.compiler.captured import Captured, CudaGraphs, Generators, GraphBackend
+from rlplug.compiler.captured import Captured, CudaGraphs, Generators
 from rlplug.compiler.compiled import Compiled, Function
 from rlplug.compiler.parity import Checked
 from rlplug.types import Batch, Tree
@@ -41,7 +41,7 @@ class Compiler:
         wanted: bool | None = False,
         generators: Generators = (),
         tolerance: float = 1e-3,
-        graphs: GraphBackend | None = None,
+        graphs: CudaGraphs | None = None,
     ) -> None:
         self.device, self.generators, self.tolerance, self._off = device, generators, tolerance, wanted is False
         on_cuda = graphs is None and device.type == "cuda" and not self._off
@@ -114,12 +114,15 @@ class Compiler:
                 return found
         except Exception as error:  # of various types; errors of the function itself recur in eager mode
             return self._fail(of, name, error)
-        if self.graphs is not None and (eager := self._eager_calls(of, batch)) <= EAGER:
+        if self.graphs is not None:
+            kind = of, *((x.dtype, x.shape) for x in tree.leaves(batch))
+            self._eager[kind] = eager = self._eager.get(kind, 0) + 1
             if eager < EAGER:
                 return function(batch)
-            with self.graphs.waits() as waits:
-                found = function(batch)
-            return self._fail(of, name, waits[0], found) if waits else found
+            if eager == EAGER:
+                with self.graphs.waits() as waits:
+                    found = function(batch)
+                return self._fail(of, name, waits[0], found) if waits else found
         known = self._known.setdefault(of, [])
         try:
             if len(known) == (most := MOST_ARTIFACTS if self.graphs is None else MOST_RECORDINGS):
@@ -144,12 +147,6 @@ class Compiler:
                     known[place] = compiled.compiled  # type: ignore[index]
                 return found
         return None
-
-    def _eager_calls(self, of: Hashable, batch: Batch) -> int:
-        """Return the number of eager calls with this kind of batch, this one included."""
-        kind = of, *((x.dtype, x.shape) for x in tree.leaves(batch))
-        self._eager[kind] = self._eager.get(kind, 0) + 1
-        return self._eager[kind]
 
     def _fail(self, of: Hashable, name: str, why: object, found: Any = None) -> Any:
         """Warn that a function stays eager, and return ``found``."""

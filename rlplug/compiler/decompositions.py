@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import reduce
 from itertools import accumulate
 from typing import Any
 
@@ -36,15 +37,8 @@ def tanh(x: Tensor) -> Tensor:
         return NotImplemented
     x = x.clamp(-9.0, 9.0)
     z = x * x
-    return x * _polynomial(P, z) / _polynomial(Q, z)
-
-
-def _polynomial(coefficients: tuple[float, ...], z: Tensor) -> Tensor:
-    *lower, last = coefficients
-    total: Any = last
-    for c in reversed(lower):
-        total = total * z + c
-    return total
+    p, q = (reduce(lambda total, c: total * z + c, reversed(coefficients)) for coefficients in (P, Q))
+    return x * p / q
 
 
 def addmm(bias: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
@@ -67,16 +61,8 @@ def cumsum(x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
     return torch.stack([*accumulate(x.unbind(dim), torch.add)], dim)
 
 
-def searchsorted(
-    ordered: Tensor,
-    values: Tensor,
-    *,
-    out_int32: bool = False,
-    right: bool = False,
-    side: str | None = None,
-    sorter: Tensor | None = None,
-) -> Tensor:
+def searchsorted(ordered: Tensor, values: Tensor, *, right: bool = False, **others: Any) -> Tensor:
     """Return how many of a few sorted numbers ``[..., n]`` are below, or equal to, each of ``values [..., m]``."""
-    if out_int32 or side is not None or sorter is not None or not right or ordered.shape[-1] > FEW:
+    if any(x is not None and x is not False for x in others.values()) or not right or ordered.shape[-1] > FEW:
         return NotImplemented
     return (ordered.unsqueeze(-2) <= values.unsqueeze(-1)).sum(-1)

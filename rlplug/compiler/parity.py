@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from rlplug.compiler.compiled import Compiled, Function, flat
+from rlplug.compiler.compiled import Compiled, Function
 from rlplug.types import Batch
 
 CALLS = 3
@@ -34,18 +34,17 @@ class Writes(TorchDispatchMode):
         given = {spec.name: value for spec, value in zip(func._schema.arguments, args, strict=False)} | kwargs
         writes = [spec.name for spec in func._schema.arguments if spec.alias_info and spec.alias_info.is_write]
         written = [given[name] for name in writes if name in given]
-        for x in tree_leaves(written):
-            if isinstance(x, Tensor) and id(x) not in self.before and _memory(x) not in self._made:
+        for x in _tensors(written):
+            if id(x) not in self.before and not _memory(x) <= self._made:
                 self.before[id(x)] = x, x.detach().clone()
         returned = func(*args, **kwargs)
         if not written:
-            read = {_memory(x) for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)}
-            self._made |= {_memory(x) for x in tree_leaves(returned) if isinstance(x, Tensor)} - read
+            self._made |= _memory(returned) - _memory((args, kwargs))
         return returned
 
 
-def _memory(x: Tensor) -> int:
-    return x.untyped_storage().data_ptr()
+def _memory(value: Any) -> set[int]:
+    return {x.untyped_storage().data_ptr() for x in _tensors(value)}
 
 
 class Checked:
@@ -73,11 +72,12 @@ class Checked:
         with Writes() as writes:
             expected = self.function(batch)
         tensors, before = ([pair[i] for pair in writes.before.values()] for i in range(2))
-        after, then, returned = _copies(tensors), self._drawn(), _copies(flat(expected))
+        after, returned = ([x.detach().clone() for x in of] for of in (tensors, _tensors(expected)))
+        then = self._drawn()
         self._go_back(tensors, before, drawn)
         found = self.compiled.run(inputs)
-        self.difference = _returns(returned, flat(found), self.tolerance) or _moves(before, after, tensors)
-        if self.difference is None and any(not torch.equal(x, y) for x, y in zip(then, self._drawn(), strict=True)):
+        self.difference = _returns(returned, _tensors(found), self.tolerance) or _moves(before, after, tensors)
+        if self.difference is None and not all(map(torch.equal, then, self._drawn())):
             self.difference = "it draws different random numbers"
         if self.difference is None:
             return found
@@ -95,8 +95,8 @@ class Checked:
             generator.set_state(state)
 
 
-def _copies(tensors: Sequence[Tensor]) -> list[Tensor]:
-    return [x.detach().clone() for x in tensors]
+def _tensors(value: Any) -> list[Tensor]:
+    return [x for x in tree_leaves(value) if isinstance(x, Tensor)]
 
 
 def _returns(expected: Sequence[Tensor], found: Sequence[Tensor], tolerance: float) -> str | None:

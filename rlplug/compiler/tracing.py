@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from rlplug.compiler.compiled import Function, without
 from rlplug.compiler.decompositions import table
 from rlplug.types import Batch
 
-Serves = Callable[[Sequence[Tensor]], bool]
+Serves = Callable[..., bool]
 
 
 def traced(function: Function, batch: Batch, varies: bool) -> tuple[Any, list[Any], Any, list[Any], Serves]:
@@ -91,8 +91,9 @@ def traced(function: Function, batch: Batch, varies: bool) -> tuple[Any, list[An
     shapes: Any = mode.shape_env
     terms = shapes.produce_guards_expression(leaves, ignore_static=False) if varies else None
 
-    def serves(leaves: Sequence[Tensor]) -> bool:
-        like = [torch.empty_like(x, memory_format=packed, device="meta") for x in leaves]
+    @cache
+    def serves(*lengths: torch.Size) -> bool:
+        like = [torch.empty(*n, *x.shape[1:], device="meta") for n, x in zip(lengths, leaves, strict=True)]
         return terms is None or shapes.evaluate_guards_expression(terms, like)
 
     return graph, [real[id(fake)] for fake in fakes], template[0], inputs, serves

@@ -46,7 +46,7 @@ def validated(config: DictConfig, hydra: Any, overrides: Sequence[str]) -> tuple
     check_packages([*choices.items(), *((kind, config[kind].get("name")) for kind in SEVERAL)])
     check_choices(choices, overrides)
     pair = tuned(hydra)
-    raw = completed(plain(config, overrides, pair))
+    raw = {key: _completed(kind_of(key), node) for key, node in plain(config, overrides, pair).items()}
     try:
         run = parse(raw)
         typed = [word.lstrip("+").partition("=")[0] for word in overrides]
@@ -152,11 +152,6 @@ def plain(config: DictConfig, overrides: Sequence[str] = (), tuned: Tuned | None
             elif name in option_names(kind):
                 raise not_chosen(kind, name, [other for other in nodes if "name" in (nodes[other] or ())])
     return raw
-
-
-def completed(raw: dict[str, Any]) -> dict[str, Any]:
-    """Return a configuration whose nested nodes that are a name, or lack settings, have the rest from their YAML."""
-    return {key: _completed(kind_of(key), node) for key, node in raw.items()}
 
 
 def _completed(kind: Any, node: Any) -> Any:

@@ -28,6 +28,7 @@ from rlplug.types import ConfigError
 PRIMARY = "config"
 VERSION_BASE = "1.3"
 GLOBAL = "_global_"
+CUSTOM = {"env": "gymnasium", "mod": "custom"}  # options that take module:Class
 
 
 class PluginConfigs(SearchPathPlugin):
@@ -83,9 +84,15 @@ def loaded(overrides: Sequence[str]) -> DictConfig:
 
 
 def opened(words: Iterable[str]) -> list[str]:
-    """Let Hydra choose nested components by name, ``algo.algo=dqn``, and add settings that their YAML does not have."""
+    """Let Hydra choose nested components by name, and classes by path, and add settings that are in no YAML.
+
+    ``algo.algo=dqn``; ``env=module:Class``, ``model=module:Net``, ``model@critic_model=module:Net``.
+    """
     found: list[str] = []
     for word in words:
+        if own := re.fullmatch(r"(env|model(?:@(\w+))?)=([\w.]+:[\w.]+)", word):  # a class without a package
+            found.append(f"{own[1]}={CUSTOM[own[1][:3]]}")
+            word = f"{own[2] or own[1]}.entry_point={own[3]}"
         if word.startswith("algo."):
             word = re.sub(r"\b(algo|\w*model):(\w+)(?=[,}])", r"\1:{name:\2}", word)
             if (chosen := re.fullmatch(r"(algo\.(\w+\.)*(?:algo|\w*model))=((?!null)[a-z]\w*)", word)) is not None:

@@ -46,8 +46,8 @@ class Chosen:
         return self.needs(needs, member="recurrent")
 
     def reads(self, spec: Any) -> tuple[str, ...]:
-        """Return the keys of rows that a buffer or an exploration module reads."""
-        return self.needs(spec, member="reads")
+        """Return the keys of rows that a buffer, an exploration module or a curriculum reads."""
+        return ("task",) if self.kind == "curriculum" else self.needs(spec, member="reads")
 
     def plan(self) -> Any:
         """Return the ``Plan`` of hardware."""
@@ -71,6 +71,8 @@ class Eval:
     episodes: PositiveInt = option("Episodes of one evaluation.")
     max_episode_steps: PositiveInt = option("Cut evaluation episodes after this many steps; the run reports it.")
     record: NonNegativeInt = option("Episodes per evaluation to record as a video (MP4); 0: none.")
+    mode: Literal["greedy", "explore"] = option("explore: sample from the policy, without exploration modules.")
+    env: dict[str, Any] = option("Settings of the environment that differ in evaluations.")
 
 
 def _interval(value: Any) -> Any:
@@ -148,6 +150,7 @@ class Estimate:
 @settings
 class Log:
     every: PositiveInt = option("Steps between rows of metrics.")
+    system: bool = option("Also log the load of CPU, memory and GPU, as system/<name>.")
 
 
 @settings
@@ -165,10 +168,18 @@ def _compile(value: Any) -> Any:
 
 
 @settings
-class Core:
-    """Settings of a run that belong to no component."""
+class Beginning:
+    """What a run begins with."""
 
     seed: NonNegativeInt = option("Seed of all random numbers.")
+    init_from: str | dict[str, Any] | None = option("Run, run@step, checkpoint or .pt file with the initial weights.")
+    start_from: dict[str, str] | None = option("Policies that begin with weights of other runs: {policy: run}.")
+
+
+@settings
+class Core(Beginning):
+    """Settings of a run that belong to no component."""
+
     total_steps: PositiveInt = option("Environment steps of the whole run, or updates if the loop counts these.")
     stop: dict[str, float | str] | None = option("End early when a metric reaches a limit: {eval/return_mean: 475}.")
     num_envs: Annotated[PositiveInt, Field(le=1_000_000)] = option("Environments of the whole run.")
@@ -185,6 +196,9 @@ class Core:
     record: Record = option("Recording of the episodes that the run collects.")
     estimate: Estimate = option("Off-policy evaluation (OPE) from recorded episodes.")
     log: Log = option("Logging of metrics.")
+    callbacks: list[str | dict[str, Any]] = option(
+        "Callbacks: module:Class or {entry_point: module:Class, kwargs: {...}}."
+    )
     on_nan: Literal["stop", "skip"] = option("At a NaN or infinite loss or gradient: stop, or skip that gradient step.")
     compile: Annotated[Compile, BeforeValidator(_compile, json_schema_input_type=Compile | bool)] = option(
         "Compile gradient steps and acting: off, auto (on CPU, on long runs) or max; true: max."
@@ -198,9 +212,11 @@ class RunConfig(Core):
 
     algo: Chosen = option("Algorithm.")
     env: Chosen = option("Environment.")
+    eval_env: Chosen = option("Environment of evaluations.")
     buffer: Chosen = option("Storage of collected data.")
     loop: Chosen = option("When to collect and when to update.")
     hardware: Chosen = option("Devices and processes.")
+    curriculum: Chosen | None = option("Tasks of training episodes; null: the environment's own.")
     models: dict[str, Chosen] = option("Networks by slot, 'model' or '<part>_model'; empty slots use 'model'.")
     exploration: dict[str, Chosen] = option("Exploration modules by name.")
     logger: dict[str, Chosen] = option("Loggers by name.")
@@ -208,7 +224,7 @@ class RunConfig(Core):
 
 
 CORE = list(Core.__pydantic_fields__)  # type: ignore[attr-defined]
-RESUMABLE = ("total_steps", "stop", "eval", "estimate", "log", "checkpoint", "logger", "hardware")
+RESUMABLE = ("total_steps", "stop", "eval", "estimate", "log", "checkpoint", "logger", "hardware", "callbacks")
 RESUMABLE += ("compile", "deterministic", "on_nan")
 """settings that may change when a run is resumed"""
 WHY = "it changes what is learned; a resumed run keeps its settings"
@@ -225,9 +241,13 @@ def parse(raw: dict[str, Any]) -> RunConfig:
     core = {key: raw[key] for key in CORE if key in raw}
     _collect(errors, typed, Core, core)
     slots = ["model", *(key for key in raw if key.endswith("_model"))]
-    known = [*CORE, *SINGLE, *SEVERAL, *slots]
-    errors += [unknown_key(key, known) for key in raw if key not in known]
+    known = [*CORE, *SINGLE, *SEVERAL, "curriculum", *slots]
+    errors += [unknown_key(str(key), known) for key in raw if key not in known]
     components: dict[str, Any] = {kind: chosen(kind, kind, raw.get(kind)) for kind in SINGLE}
+    own = not errors and raw["eval"]["env"]
+    components["eval_env"] = chosen("env", "eval.env", eval_env(raw)) if own else components["env"]
+    asked = raw.get("curriculum")
+    components["curriculum"] = None if asked is None else chosen("curriculum", "curriculum", asked)
     for kind in SEVERAL:
         nodes = raw.get(kind) or {}
         if isinstance(nodes, dict):
@@ -239,6 +259,16 @@ def parse(raw: dict[str, Any]) -> RunConfig:
         raise joined(errors)
     components["models"] = {slot: models.get(slot, models["model"]) for slot in slots}
     return RunConfig(**core, **components, raw=raw)
+
+
+def eval_env(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the node of the environment of evaluations: ``env`` with the changes of ``eval.env``."""
+
+    def merged(node: Any, changes: Mapping[str, Any]) -> Any:
+        inner = {key: merged(node.get(key), x) if isinstance(x, dict) else x for key, x in changes.items()}
+        return {**node, **inner} if isinstance(node, dict) else inner
+
+    return merged(raw["env"], raw["eval"]["env"])
 
 
 def choose(kind: Kind, key: str, node: Any) -> Chosen:
@@ -256,8 +286,6 @@ def choose(kind: Kind, key: str, node: Any) -> Chosen:
     if not isinstance(name := node.get("name"), str):
         raise ConfigError(f"{key}.name", f"should name one of kind {kind}: {', '.join(registry.names(kind))}")
     cls = registry.load(kind, name, f"{key}.name")
-    if not hasattr(cls, "Config"):
-        raise ConfigError(key, f"{kind} {name!r} of {registry.owner(kind, name)} declares no Config")
     from rlplug.contract.members import check_class
 
     check_class(kind, cls)
@@ -270,6 +298,8 @@ def typed(config: type[T], node: dict[str, Any], key: str = "") -> T:
     Raises:
         ConfigError: with one line for each mistake.
     """
+    if odd := [name for name in node if not isinstance(name, str)]:  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ConfigError(key, f"{show(odd[0])} is not the name of a setting; names are text")
     errors: list[ConfigError] = []
     inside = {
         path: _collect(errors, choose, kind, dotted(key, *path), _at(node, path))

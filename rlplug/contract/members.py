@@ -15,7 +15,7 @@ from gymnasium.vector import AutoresetMode
 from pydantic import ConfigDict, InstanceOf, TypeAdapter, ValidationError
 from torch import nn
 
-from rlplug import tree
+from rlplug import api, tree
 from rlplug.api import Algorithm, Buffer, Context, Exploration, Loop, Model, Needs, Tempo, Trainable, VecEnv, Window
 from rlplug.contract import explained, mistake, refuse
 from rlplug.envs.rows import spec_misfit
@@ -24,16 +24,17 @@ from rlplug.registry import KINDS, Events, Kind
 from rlplug.registry.discovery import unknown
 from rlplug.types import ConfigError, EnvSpec
 
-_DECLARE = (Algorithm, Model, Buffer, Exploration, VecEnv, Loop, Hardware, Events)
+_DECLARE = (Algorithm, Model, Buffer, Exploration, VecEnv, Loop, Hardware, Events, api.Curriculum)
 BASES: Mapping[Kind, type[Any]] = dict(zip(KINDS, _DECLARE, strict=True))
 """base of each kind, whose members' signatures a class must be compatible with"""
-DERIVED: tuple[Kind, ...] = ("algo", "model", "buffer", "exploration", "env", "loop")  # from a base class
+DERIVED: tuple[Kind, ...] = ("algo", "model", "buffer", "exploration", "env", "loop", "curriculum")  # from a base
 MEMBERS: Mapping[Kind, tuple[str, ...]] = {  # required members; the base has the others
     "algo": ("needs", "act"),
     "model": ("forward",),
     "loop": ("run",),
     "buffer": ("gives", "sequences", "size_key", "add", "ready", "sample", "feedback", "nbytes", "save", "load"),
     "hardware": ("plan",),
+    "curriculum": ("tasks",),
     "env": ("spec", "autoreset", "reset", "step", "state", "load", "close"),
 }
 
@@ -57,7 +58,7 @@ def check_class(kind: Kind, cls: type[Any]) -> None:
         raise _missing(cls, Made, "__init__")
     refuse(cls, "__init__", _misfit(vars(own).get("__init__") or vars(own)["__new__"].__func__, vars(Made)["__init__"]))
     if kind == "logger":
-        _check_hooks(cls)
+        check_hooks(cls)
     if kind not in ("env", "logger"):  # environments: see check_env, because another class may create them
         _check_members(kind, cls, ["updates"] * (kind == "loop" and cls.unit == "env_steps"))
     if kind == "algo" and cls.forward is Trainable.forward and cls.update is Trainable.update:
@@ -130,7 +131,7 @@ def _missing(who: Any, base: type[Any], member: str) -> ConfigError:
     return mistake(who, member, f"is missing; write {written(there)}")
 
 
-def _check_hooks(cls: type[Any]) -> None:
+def check_hooks(cls: type[Any]) -> None:
     """Check that methods named like hooks exist as hooks, are marked, and accept their arguments."""
     hooks = declared("logger")
     for name in dir(cls):

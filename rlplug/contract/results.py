@@ -13,13 +13,13 @@ from torch import Tensor
 
 from rlplug import tree
 from rlplug.api import Algorithm, Buffer, Exploration, Losses, Model, Needs, Optim, Trainable, VecEnv
-from rlplug.buffer.samples import sample_misfit
+from rlplug.buffer.samples import bonus_misfit, sample_misfit
 from rlplug.contract import explained, mistake, named, refuse
 from rlplug.contract.members import record_misfit
 from rlplug.envs.rows import actions_misfit, numbers_misfit, rows_misfit
 from rlplug.envs.spaces import allocate
 from rlplug.nn.trial import model_misfit, pair_misfit
-from rlplug.types import Batch, ConfigError, EnvSpec, groups_of
+from rlplug.types import Batch, ConfigError, EnvSpec
 
 Watching = AbstractContextManager[None]
 Check = Callable[..., str | None]
@@ -78,7 +78,7 @@ def learning(
     of_update: dict[str, Check] = {"update": _is(Losses)} | ({} if compiled else {"forward": _losses})
     return watched(
         (algorithm, of_update | ({} if compiled else {"prepare": _prepared})),
-        *((extra, of_update | {"intrinsic_reward": _bonus}) for extra in exploration.values()),
+        *((extra, of_update | {"intrinsic_reward": bonus_misfit}) for extra in exploration.values()),
         (buffer, {"sample": lambda returned: _is(dict)(returned) or sample_misfit(returned, needs)}),
     )
 
@@ -89,18 +89,6 @@ def check_given(batch: Batch | None, exploration: Mapping[str, Exploration]) -> 
         if batch and "valid" not in batch and type(extra).intrinsic_reward is not Exploration.intrinsic_reward:
             said = f"rewards sampled rows, but the loop passes the learner {', '.join(batch)}"
             raise ConfigError(f"exploration.{name}", f"{said}; leave it out")
-
-
-def _bonus(returned: Any, batch: Batch) -> str | None:
-    parts, given = groups_of(batch), returned if isinstance(returned, dict) else {"": returned}
-    if returned is not None and not given.keys() <= parts.keys():
-        return f"returned {tree.what(returned)}; return a dict with a reward of every row for {' or '.join(parts)}"
-    for name, x in given.items() if returned is not None else ():
-        shape = [*parts[name]["reward"].shape]
-        if not isinstance(x, Tensor) or [*x.shape] != shape:
-            got = f"rewards of shape {[*x.shape]}" if isinstance(x, Tensor) else tree.what(x)
-            return f"returned {got}; return a reward for every row of the sample, {shape}"
-    return None
 
 
 def _prepared(returned: Any, batch: Batch) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -15,8 +16,9 @@ from rlplug.api import Algorithm, SegmentSpec
 from rlplug.collection.finishing import Transform, finished, transforms
 from rlplug.collection.segment import BEGINS, CORE, PREVIOUS, on_cpu, write_previous
 from rlplug.collection.shard import ShardCollector
-from rlplug.context import EnvShard, RunContext
+from rlplug.context import EnvShard, ResolvedRun, RunContext
 from rlplug.data.recording import Recording
+from rlplug.data.source import Reading
 from rlplug.types import Batch, ConfigError, Tree, groups_of
 
 DERIVED = ("carry", *PREVIOUS, "priority")  # keys derived from others
@@ -152,6 +154,9 @@ class RecordingCollector:
         most = max(int(rows[b :: self.shard.num_envs].sum()) for b in range(self.shard.num_envs))
         return SegmentSpec(row, AutoresetMode.NEXT_STEP, (every,), steps=self.recording.steps(), rows=most)
 
+    def episode_metrics(self) -> list[dict[str, float]]:
+        return []
+
     def collect(self, rows: int, *args: Any, **options: Any) -> Batch:
         """Read a segment ``[rows + 1, B]``. Other arguments of ``ShardCollector.collect`` are ignored."""
         previous = [key for key in PREVIOUS if key in self.ctx.needs.keys]
@@ -184,6 +189,19 @@ class RecordingCollector:
         """Do nothing, because files are closed automatically."""
 
 
+def open_recording(
+    run: ResolvedRun, algorithm: Algorithm, ctx: RunContext, finishing: Sequence[Transform], env_ids: Sequence[int]
+) -> RecordingCollector:
+    """Open the files of ``data.path``, for some of the run's columns."""
+    data = run.config.data
+    order = run.config.seed if data.shuffle else None
+    recording = Recording(data.path or [], Reading.by(data, run.spec), data.weights, order)
+    for note in recording.reading.notes:
+        print(f"rlplug: {note}", file=sys.stderr, flush=True)
+    shard = EnvShard("actor", data.envs or ctx.num_envs, env_ids)
+    return RecordingCollector(recording, algorithm, ctx, shard, run.loop.one_pass, finishing)
+
+
 class MixedCollector:
     """Recorded columns followed by columns of real environments, as one shard with joint segments."""
 
@@ -199,6 +217,9 @@ class MixedCollector:
     def collect(self, rows: int, *args: Any, **options: Any) -> Batch:
         recorded = self.recorded.collect(rows)
         return tree.cat([recorded, on_cpu(self.played.collect(rows, *args, **options))], 1)
+
+    def episode_metrics(self) -> list[dict[str, float]]:
+        return self.played.episode_metrics()
 
     def state(self) -> Tree:
         return self.played.state() | {"recorded": self.recorded.state()}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,10 @@ from rlplug.collection.play import OF_EPISODE, EpisodeSplitter
 from rlplug.collection.segment import on_cpu
 from rlplug.data import json_lines, parquet
 from rlplug.data.source import needs_package
+from rlplug.envs.spec_json import to_json
 from rlplug.registry import hookimpl
-from rlplug.types import Batch, RunError, Tree
+from rlplug.registry.installed import versions
+from rlplug.types import Batch, EnvSpec, RunError, Tree
 
 Write = Callable[[Path, Sequence[Batch], Mapping[str, Any]], None]
 FORMATS: Mapping[str, tuple[str, Write]] = {
@@ -31,6 +33,13 @@ ENDLESS = 2**62
 def digest(raw: Mapping[str, Any]) -> str:
     """Return a hash of a configuration without ``record.path``, as 8 hex digits."""
     return sha256(repr({**raw, "record": {**raw["record"], "path": None}}).encode()).hexdigest()[:8]
+
+
+def episodes_of(played: Batch) -> Iterator[Batch]:
+    """Yield the episodes of a job, leaves ``[L + 1, episodes, ...]``, as arrays ``[L + 1, ...]``."""
+    rows = tree.map(np.asarray, {key: x for key, x in played.items() if key not in OF_EPISODE})
+    for b, length in enumerate(played["length"].tolist()):
+        yield tree.map(np.ascontiguousarray, tree.take(rows, (slice(0, length + 1), b)))
 
 
 class EpisodeFiles:
@@ -75,15 +84,10 @@ class EpisodeFiles:
         Raises:
             RunError: the disk fails.
         """
-        self.add_episodes(played)
+        for rows in episodes_of(played):
+            self.add(rows)
         self.flush()
         self.begin()
-
-    def add_episodes(self, played: Batch) -> None:
-        """Add the episodes of a job."""
-        rows = tree.map(np.asarray, {key: x for key, x in played.items() if key not in OF_EPISODE})
-        for b, length in enumerate(played["length"].tolist()):
-            self.add(tree.map(np.ascontiguousarray, tree.take(rows, (slice(0, length + 1), b))))
 
     def flush(self) -> None:
         """Write pending episodes.
@@ -116,29 +120,43 @@ class EpisodeFiles:
             raise RunError(f"record.path: {self.folder} cannot be written: {error.strerror}") from None
 
 
-class RunRecorder:
-    """Cuts the segments of a rank into episodes and records them. Episodes still open at the end are dropped."""
+def episode_files(config: Any, raw: Mapping[str, Any], spec: EnvSpec, name: str, **more: Any) -> EpisodeFiles:
+    """Return the files of ``record.path``, with metadata of the run.
 
-    def __init__(self, files: EpisodeFiles, num_envs: int) -> None:
-        self.files, self.num_envs = files, num_envs
+    Args:
+        config: the core settings of the run.
+        raw: its resolved configuration.
+        name: name of the writer.
+        more: other metadata.
+    """
+    about = {"spec": to_json(spec), "versions": versions(), "algo": raw["algo"]["name"], "env": raw["env"]}
+    return EpisodeFiles(config.record, name, about | {"seed": config.seed} | more)
+
+
+class Episodes:
+    """Cuts the segments and jobs of a rank into episodes. Episodes still open at the end are dropped."""
+
+    def __init__(self, num_envs: int) -> None:
+        self.num_envs = num_envs
         self._shards: dict[int, EpisodeSplitter] = {}  # by first column
 
-    @hookimpl
-    def rlplug_started(self, run: Run) -> None:
-        self.files.begin()
+    def take(self, run: Run, rows: Batch) -> None:
+        """Take an episode, arrays ``[L + 1, ...]``."""
+        raise NotImplementedError
 
     @hookimpl
     def rlplug_collected(self, run: Run, segment: Segment) -> None:
         batch = on_cpu({key: leaf for key, leaf in segment.batch.items() if key not in LEFT_OUT})
         begin, end, _ = segment.columns.indices(self.num_envs)
-        recorder = self._shard(begin, end - begin)
-        recorder.add(batch)
-        for rows in recorder.drain():
-            self.files.add(rows)
+        shard = self._shard(begin, end - begin)
+        shard.add(batch)
+        for rows in shard.drain():
+            self.take(run, rows)
 
     @hookimpl
     def rlplug_played(self, run: Run, job: Job, batch: Batch) -> None:
-        self.files.add_episodes({key: leaf for key, leaf in batch.items() if key not in LEFT_OUT})
+        for rows in episodes_of({key: leaf for key, leaf in batch.items() if key not in LEFT_OUT}):
+            self.take(run, rows)
 
     def _shard(self, begin: int, columns: int) -> EpisodeSplitter:
         if begin not in self._shards:
@@ -146,12 +164,34 @@ class RunRecorder:
         return self._shards[begin]
 
     def state(self) -> Tree:
+        """Return the open episodes."""
+        shards = [[begin, len(shard.left), shard.state()] for begin, shard in self._shards.items()]
+        return {"shards": shards}
+
+    def load(self, state: Tree) -> None:
+        for begin, columns, shard in state["shards"]:
+            self._shard(begin, columns).load(shard)
+
+
+class RunRecorder(Episodes):
+    """Records the episodes of a rank."""
+
+    def __init__(self, files: EpisodeFiles, num_envs: int) -> None:
+        super().__init__(num_envs)
+        self.files = files
+
+    @hookimpl
+    def rlplug_started(self, run: Run) -> None:
+        self.files.begin()
+
+    def take(self, run: Run, rows: Batch) -> None:
+        self.files.add(rows)
+
+    def state(self) -> Tree:
         """Write the completed episodes, and return the open ones."""
         self.files.flush()
-        shards = [[begin, len(shard.left), shard.state()] for begin, shard in self._shards.items()]
-        return {"files": self.files.number, "shards": shards}
+        return super().state() | {"files": self.files.number}
 
     def load(self, state: Tree) -> None:
         self.files.number = state["files"]
-        for begin, columns, shard in state["shards"]:
-            self._shard(begin, columns).load(shard)
+        super().load(state)

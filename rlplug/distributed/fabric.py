@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import re
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from lightning.fabric import Fabric
 
 T = TypeVar("T")
+_stores = itertools.count()
 AnyFabric: TypeAlias = "Fabric | OneProcess"
 
 TIMEOUT = timedelta(hours=2)
@@ -126,6 +128,11 @@ def set_rank_env(rank: int, ranks: int, port: int, address: str = "127.0.0.1", a
     names = ("LOCAL_RANK", "GROUP_RANK", "LOCAL_WORLD_SIZE", "RANK", "WORLD_SIZE")
     os.environ.update({name: str(value) for name, value in zip(names, (*local, rank, ranks), strict=True)})
     os.environ.update(TORCHELASTIC_RUN_ID="rlplug", MASTER_ADDR=address, MASTER_PORT=str(port))
+
+
+def shared_store() -> distributed.Store:
+    """Return a store shared by the ranks; all must call this equally often, because the n-th stores match."""
+    return distributed.PrefixStore(f"rlplug/{next(_stores)}", distributed.distributed_c10d._get_default_store())
 
 
 def free_port() -> int:

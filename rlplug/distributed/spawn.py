@@ -20,9 +20,9 @@ from typing import Any
 from torch import multiprocessing
 
 from rlplug.distributed.fabric import explain_collective, fabric_of, free_port, set_rank_env
-from rlplug.distributed.output import outlive_readers
 from rlplug.distributed.signals import handle_signals, mask_signals
 from rlplug.plan import Plan
+from rlplug.terminal import outlive_readers
 from rlplug.types import ConfigError, RunError
 
 GRACE_S = 3.0  # for other ranks to report and end after one has failed

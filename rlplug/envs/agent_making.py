@@ -13,6 +13,7 @@ from typing import Any
 
 from rlplug.envs.agent_apis import Dicts, Turns
 from rlplug.envs.agent_wrappers import AgentMasks, JointAgents, ObservationFunction
+from rlplug.script import attribute
 from rlplug.types import ConfigError
 
 EXTRA = "rlplug[pettingzoo]"
@@ -33,8 +34,7 @@ class AgentsMaker:
     def __call__(self) -> Any:
         env = AgentMasks(self.make(**self.kwargs), self.mask_key)
         if self.observation_fn is not None:
-            function = attribute(self.observation_fn, "env.observation_fn")
-            env = ObservationFunction(env, function)
+            env = ObservationFunction(env, function(self.observation_fn, "env.observation_fn"))
         return JointAgents(env, self.joint) if self.joint else env
 
 
@@ -45,7 +45,7 @@ def make_petting(env_id: str, api: str, **kwargs: Any) -> Any:
         ConfigError: it does not exist or cannot be made.
     """
     if ":" in env_id:
-        found = attribute(env_id, "env.id")
+        found = function(env_id, "env.id")
     else:
         module = _module(env_id)
         names = {"auto": ("parallel_env", "env"), "parallel": ("parallel_env",), "aec": ("env",)}[api]
@@ -62,26 +62,12 @@ def make_petting(env_id: str, api: str, **kwargs: Any) -> Any:
 
 def make_dicts(entry_point: str, turns: bool, **kwargs: Any) -> Any:
     """Make an environment that exchanges dicts by agent; see ``make_petting``."""
-    return Dicts(explained("env.entry_point", entry_point, attribute(entry_point, "env.entry_point"), kwargs), turns)
+    return Dicts(explained("env.entry_point", entry_point, function(entry_point, "env.entry_point"), kwargs), turns)
 
 
-def attribute(path: str, key: str) -> Any:
-    """Return the object named ``module:name``.
-
-    Raises:
-        ConfigError: there is none.
-    """
-    module, _, name = path.partition(":")
-    if not module or not name:
-        raise ConfigError(key, f"is {path!r}; write module:name")
-    try:
-        found: Any = importlib.import_module(module)
-    except Exception as error:  # from the module itself, or for an invalid name
-        raise ConfigError(key, f"{path}: the module {module!r} cannot be imported ({error})") from error
-    for part in name.split("."):
-        if (found := getattr(found, part, None)) is None:
-            raise ConfigError(key, f"the module {module!r} has no {name!r}")
-    if not callable(found):
+def function(path: str, key: str) -> Any:
+    """Return the callable named ``module:name``. Raises ``ConfigError`` if there is none."""
+    if not callable(found := attribute(path, key)):
         raise ConfigError(key, f"{path} is {type(found).__name__}, which cannot be called")
     return found
 

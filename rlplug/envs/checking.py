@@ -12,12 +12,14 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Space, Tuple
 
 from rlplug import tree
 from rlplug.envs.spaces import in_words, inside_obs
-from rlplug.types import ConfigError
+from rlplug.types import ConfigError, Group
 
 ROUNDING = 1e-5
 """tolerance of observation bounds, relative to the bound"""
 NUMBERS = {"f": "fiub", "i": "iub", "u": "iub", "b": "iub"}
 """dtype kinds accepted for each dtype kind of a space"""
+SPACES = {"obs": "obs", "action": "action", "prev_action": "action"}
+"""keys of a row, and the space of a group that contains their values"""
 
 
 RESET = "write Gymnasium's (observation, info) = reset(seed=None, options=None)"
@@ -242,6 +244,34 @@ class Bounds:
                 t, b, *place = np.argwhere(beyond)[0].tolist()
                 found.append((t, b, _describe(path, space, x[t, b], tuple(place))))
         return min(found) if found else None
+
+
+def checked(groups: Mapping[str, Group], saved: Any) -> Any:
+    """Return a saved tree that holds rows at any depth, if their actions and observations are in discrete spaces.
+
+    Raises:
+        ValueError: one is not; networks and environments would index out of range.
+    """
+    parts: Any = enumerate(saved) if isinstance(saved, list | tuple) else ()
+    for key, part in saved.items() if isinstance(saved, dict) else parts:
+        if key != "env":  # an environment's own state
+            checked({key: groups[key]} if key in groups else groups, part)
+        if key in SPACES and len(groups) == 1:
+            (group,) = groups.values()
+            for path, space in _leaves(getattr(group, SPACES[key])):
+                _check_choices(".".join((key, *path)), space, part, path)
+    return saved
+
+
+def _check_choices(name: str, space: Space[Any], saved: Any, path: tuple[str, ...]) -> None:
+    limits = None if isinstance(space, Box) else limits_of(space)
+    if limits is None:
+        return
+    for key in path:
+        saved = saved[key]
+    x = np.asarray(saved)
+    if ((x < limits[0]) | (x > limits[1])).any():
+        raise ValueError(f"{name} ranges from {x.min()} to {x.max()}; its space is {in_words(space)}")
 
 
 def _leaves(space: Space[Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Space[Any]]]:

@@ -9,14 +9,18 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+from gymnasium.spaces import Box
 
+from rlplug import tree
 from rlplug.envs.checking import MisfitError, described, flag, number, writer
+from rlplug.envs.episode_metrics import KEY as METRICS
+from rlplug.envs.episode_metrics import EpisodeMetrics
 from rlplug.envs.extras import Extras
 from rlplug.envs.goals import goals_of
 from rlplug.envs.masks import find_masks, late
 from rlplug.envs.seeded import SeededList, first_of
-from rlplug.envs.spaces import allocate, execute, single_agent
-from rlplug.types import Batch, EnvSpec, EnvTraits, Group
+from rlplug.envs.spaces import allocate, execute, inside_obs, single_agent
+from rlplug.types import Batch, EnvSpec, EnvTraits, Group, Tree
 
 NUMBER: Any = float, int, np.floating, np.integer
 FLAG: Any = bool, np.bool_
@@ -34,6 +38,9 @@ class EnvList(SeededList):
     other columns nor on earlier episodes. So a column is restored by replaying the actions of its current episode.
 
     The arrays that ``reset`` and ``step`` return are overwritten by the next call.
+
+    An environment has tasks if it has an attribute ``task_space``, a space. It plays that of
+    ``reset(options={"task": task})``; a reset without options returns the task that it chose in ``info["task"]``.
 
     Args:
         envs: the environments; the list owns and closes them.
@@ -67,18 +74,21 @@ class EnvList(SeededList):
     ) -> None:
         super().__init__(envs, env_ids, seed_bits, remake)
         obs_space, action_space = self.envs[0].observation_space, self.envs[0].action_space
-        self._mask_key = mask_key
+        self._mask_key, self._metrics = mask_key, EpisodeMetrics(len(self.envs))
         info = self._reset(0, 0)[1] if mask_key is not None or info_keys else {}
         self._masks, self._extras = find_masks(action_space, mask_key, info), Extras(info_keys, info)
         mask_size = self._masks.size if self._masks else None
         spec = single_agent(obs_space, action_space, max_episode_steps, frame_stack, mask_size)
-        self.spec = replace(spec, extras=spec.extras | self._extras.spaces)
+        space = getattr(self.envs[0].unwrapped, "task_space", None)
+        tasks = {} if space is None else {"task": inside_obs(space) if isinstance(space, Box) else space}
+        self.spec = replace(spec, extras=spec.extras | self._extras.spaces | tasks)
         self._execute = execute(action_space)
         self.traits = EnvTraits(
             check_bounds=check_bounds,
             render=partial(render_first, self.envs) if self.envs[0].render_mode == "rgb_array" else None,
             render_fps=self.envs[0].metadata.get("render_fps", 30),
             goals=partial(goals_of, self.envs[0]),
+            metrics=self._metrics.drain,
         )
         self.place(rows_of(self.spec, self.num_envs))
 
@@ -89,6 +99,18 @@ class EnvList(SeededList):
         self._obs, self._write = rows["obs"], writer(self.envs[0].observation_space, rows["obs"])
         self._reward, self._terminated, self._truncated = rows["reward"], rows["terminated"], rows["truncated"]
         self._restarted = rows["restarted"]
+
+    def reset(self, seeds: Sequence[int], tasks: Tree = None) -> Batch:
+        self._metrics.drain()
+        return super().reset(seeds, tasks)
+
+    def state(self) -> Tree | None:
+        state = super().state()
+        return state and state | {METRICS: list(self._metrics.ended)}
+
+    def load(self, state: Tree) -> None:
+        super().load(state)
+        self._metrics.ended = list(state.get(METRICS, ()))
 
     def step(self, action: np.ndarray) -> Batch:
         """Step every column; a column whose row is final starts its next episode instead.
@@ -114,6 +136,10 @@ class EnvList(SeededList):
                     info = described("step", info)
                 self._write(i, row)
                 self._extras.write(self._first, i, info)
+                if METRICS in info:
+                    self._metrics.add(i, info[METRICS])
+                if final:
+                    self._metrics.end(i)
                 if self._masks is not None:
                     self._allow(i, info, final, end)
                 elif self._mask_key and self._mask_key in info:
@@ -135,7 +161,9 @@ class EnvList(SeededList):
         for inside, outside in zip(actions, self._execute(actions), strict=True):
             self._log(i, inside)
             try:
-                row, _, end, cut, _ = self._steps[i](outside)
+                row, _, end, cut, info = self._steps[i](outside)
+                if METRICS in info:
+                    self._metrics.add(i, info[METRICS])
                 self._write(i, row)
                 self._final[i] = flag("terminated", end) or flag("truncated", cut)
             except (Exception, SystemExit) as error:
@@ -145,9 +173,14 @@ class EnvList(SeededList):
 
     def _first_row(self, i: int, episode: int) -> None:
         row, info = self._reset(i, episode)
+        self._metrics.begin(i)
         try:
             self._write(i, row)
             self._extras.write(self._first, i, info, begins=True)
+            if self.spec.tasks is not None:
+                if (task := self._tasks[i]) is None and (task := info.get("task")) is None:
+                    raise MisfitError("reset() without options must return the task that it chose as info['task']")
+                tree.put(self._first, i, {"task": task})
             if self._masks is not None:
                 self._allow(i, info, False, False)
             elif self._mask_key and self._mask_key in info:

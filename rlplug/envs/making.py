@@ -19,6 +19,7 @@ from rlplug.envs.env_list import EnvList
 from rlplug.envs.fire import FireVector, fire_of
 from rlplug.envs.native import NativeVector
 from rlplug.envs.wrapping import Wrapping
+from rlplug.script import attribute
 from rlplug.types import ConfigError
 
 E = TypeVar("E")
@@ -75,6 +76,29 @@ def find(env_id: str) -> EnvSpec:
         f"there is no environment {name!r}; {hint} An environment of another package is registered when that"
         f" is imported, as in env.id=package:{name}",
     )
+
+
+def found(env_id: str | None, entry_point: str | None) -> EnvSpec:
+    """Return the spec of a registered environment, or of one with an entry point.
+
+    Raises:
+        ConfigError: there is none, or not exactly one of the two is given.
+    """
+    if entry_point is None:
+        if env_id is None:
+            raise ConfigError("env.id", "must be given: env.id=<value>, or env.entry_point=module:Class")
+        return find(env_id)
+    if env_id is not None:
+        raise ConfigError("env.entry_point", f"replaces env.id, which is {env_id}; use env=gymnasium, or leave one out")
+    made = attribute(entry_point, "env.entry_point")
+    if not callable(made):
+        raise ConfigError("env.entry_point", f"{entry_point} is {type(made).__name__}, which cannot be called")
+    return EnvSpec(entry_point, entry_point=entry_point)
+
+
+def module_of(env_id: str | None) -> str:
+    """Return the module that registers an id; empty if none is named."""
+    return (env_id or "").rpartition(":")[0]
 
 
 def _find_old_atari(name: str, older: re.Match[str]) -> None:
@@ -207,6 +231,8 @@ def why_not_native(spec: EnvSpec, wrapping: Wrapping, kwargs: Mapping[str, Any] 
         return "env.mission wraps single environments"
     if wrapping.info_keys:
         return "env.info_keys reads info of single environments"
+    if wrapping.wrappers:
+        return "env.wrappers wrap single environments"
     if is_atari(spec):
         return None if wrapping.atari else f"the vector of {spec.id} preprocesses images (env.atari=true)"
     single = {
@@ -287,6 +313,7 @@ def _import(module: str, message: str) -> None:
 
 def _explain(env_id: str, entry_point: Any, make: Callable[[], E]) -> E:
     """Call ``make()``, and convert its exceptions to errors that suggest a fix."""
+    at = "env.entry_point" if env_id == entry_point else "env.id"
     try:
         return make()
     except ConfigError:
@@ -296,7 +323,7 @@ def _explain(env_id: str, entry_point: Any, make: Callable[[], E]) -> E:
         said = re.sub(r"[\"']?gymnasium\[(box2d|mujoco)\][\"']?", r"'rlplug[\1]'", str(error))
         if "ale_py" in str(entry_point):
             said = re.sub(r"[\"']?gymnasium\[\w+\][\"']?", "'rlplug[atari]'", said)
-        raise ConfigError("env.id", f"{env_id} needs a package that is not installed: {said}") from error
+        raise ConfigError(at, f"{env_id} needs a package that is not installed: {said}") from error
     except (Exception, SystemExit) as error:
         if unknown := re.search(r"unexpected keyword argument '(\w+)'", str(error)):
             known = ", ".join(
@@ -305,4 +332,4 @@ def _explain(env_id: str, entry_point: Any, make: Callable[[], E]) -> E:
             key = "env.max_episode_steps" if unknown[1] == "max_episode_steps" else "env.kwargs"
             raise ConfigError(key, f"{env_id} takes no {unknown[1]!r}; it takes {known or 'none'}") from error
         said = f"{type(error).__name__}: {error}".removesuffix(": ")
-        raise ConfigError("env.id", f"{env_id} cannot be made: {said}") from error
+        raise ConfigError(at, f"{env_id} cannot be made: {said}") from error

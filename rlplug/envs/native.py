@@ -107,6 +107,9 @@ class NativeVector:
             batch["action_mask"] = self._allowed(self._info(obs, info), none, none)
         return batch
 
+    def assign(self, tasks: Tree) -> None:
+        raise NotImplementedError("a native vector has no tasks")
+
     def step(self, action: np.ndarray) -> Batch:
         """Step every column. See the class for ``final_obs``.
 

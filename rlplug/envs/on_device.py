@@ -90,6 +90,14 @@ class OnDevice(VecEnv):
         """Return which actions a state ``[S, B]`` that has not ended allows, ``[B, A]`` bool."""
         raise NotImplementedError(f"{type(self).__name__}.allowed")
 
+    def paid(self, obs: Tensor, action: Tensor, next_obs: Tensor) -> tuple[Tensor, Tensor]:
+        """Return reward and termination ``[B]`` of transitions that only their observations tell, for learned dynamics.
+
+        Raises:
+            NotImplementedError: the environment does not offer it.
+        """
+        raise NotImplementedError(f"{type(self).__name__}.paid")
+
     def row(self, state: Tensor, length: Tensor, over: Tensor, terminated: Tensor) -> Batch:
         """Return ``obs`` and the extras ``[B, ...]`` of states ``[S, B]``; after the end, all actions are allowed."""
         numbers = torch.stack((length.to(state.dtype), terminated.to(state.dtype)))
@@ -174,9 +182,13 @@ class DeviceSimulator(Simulator):
         return self.env.row(state, length, over | truncated, over) | said
 
     def reward(self, batch: Batch) -> Tensor:
+        if "env_state" not in batch:
+            return self.env.paid(batch["obs"], batch["action"], batch["next_obs"])[0]
         return self.step(batch["env_state"], batch["action"])["reward"]
 
     def terminated(self, batch: Batch) -> Tensor:
+        if "next_env_state" not in batch:
+            return self.env.paid(batch["obs"], batch["action"], batch["next_obs"])[1]
         return batch["next_env_state"][..., -1] > 0
 
 

@@ -16,7 +16,7 @@ from gymnasium.vector import AutoresetMode
 from rlplug import tree
 from rlplug.envs.checking import MisfitError, began, check_seeds, rules_broken, take_over
 from rlplug.envs.spaces import equal
-from rlplug.types import Batch, EnvSpec, RunError, Tree
+from rlplug.types import Batch, EnvSpec, EnvTraits, RunError, Tree
 
 RETRIES = 3
 """maximum consecutive replacements of an environment that fails before its first step"""
@@ -48,6 +48,7 @@ class SeededList:
 
     autoreset = AutoresetMode.NEXT_STEP
     spec: EnvSpec
+    traits: EnvTraits
     _first: Batch
 
     def __init__(
@@ -67,6 +68,8 @@ class SeededList:
         self._failures = [0] * n  # since the last step
         self._replaced = [0] * n  # replacements so far
         self._steps = [env.step for env in self.envs]
+        self._tasks: list[Tree] = [None] * n  # tasks of the columns' episodes, as given; None: the environment's own
+        self._next: list[Tree] = [None] * n  # tasks of their next episodes
 
     def reset(self, seeds: Sequence[int], tasks: Tree = None) -> Batch:
         """Start episode 0 of every column.
@@ -77,9 +80,13 @@ class SeededList:
         """
         check_seeds(seeds, self.num_envs)
         self._seeds = [int(seed) for seed in seeds]
+        self.assign(tasks)
         for i in range(self.num_envs):
             self._begin(i, 0)
         return dict(self._first)
+
+    def assign(self, tasks: Tree) -> None:
+        self._next = [None if tasks is None else tree.take(tasks, i) for i in range(self.num_envs)]
 
     def state(self) -> Tree | None:
         """Return each column's seed, episode and its actions ``[L, ...]``, and all columns' observations.
@@ -100,14 +107,16 @@ class SeededList:
             "episodes": list(self._episodes),
             "actions": [self._joined(log) for log in self._actions],
             "obs": tree.map(np.array, observed(self.spec, self._first)),
-        }
+        } | ({} if self.spec.tasks is None else {"tasks": _stored(self._tasks), "next_tasks": _stored(self._next)})
 
     def load(self, state: Tree) -> None:
         """Replay every column's current episode. Warns if an environment does not reproduce it."""
-        self._seeds = list(state["seeds"])
+        self._seeds, nothing = list(state["seeds"]), [None] * self.num_envs
+        self._next = _scalars(state.get("tasks", nothing))
         for i, (episode, actions) in enumerate(zip(state["episodes"], state["actions"], strict=True)):
             self._begin(i, episode)
             self._replay(i, actions)
+        self._next = _scalars(state.get("next_tasks", nothing))
         if not equal(observed(self.spec, self._first), state["obs"]):
             warnings.warn(
                 f"{self.envs[0]} is not deterministic: replaying equal seeds and actions gave a different"
@@ -165,9 +174,10 @@ class SeededList:
         self._begin(i, self._episodes[i] + 1)
 
     def _reset(self, i: int, episode: int) -> tuple[Any, Mapping[str, Any]]:
-        self._episodes[i], self._actions[i] = episode, []
+        self._episodes[i], self._actions[i], self._tasks[i] = episode, [], self._next[i]
+        options = {} if self._next[i] is None else {"options": {"task": self._next[i]}}
         try:
-            return began(self.envs[i].reset(seed=self._seed(i)))
+            return began(self.envs[i].reset(seed=self._seed(i), **options))
         except (Exception, SystemExit) as error:
             raise self._failure(i, "reset", error) from error
 
@@ -200,6 +210,15 @@ class SeededList:
         inside = error.__traceback__.tb_next if error.__traceback__ else None  # without this file's own frame
         lines = traceback.format_exception(type(error), error, inside)
         return RunError(f"{self._where(i)} raised in {where}():\n{''.join(lines).rstrip()}")
+
+
+def _stored(tasks: Sequence[Tree]) -> list[Tree]:
+    return [task if task is None else tree.map(np.asarray, task) for task in tasks]
+
+
+def _scalars(tasks: Sequence[Tree]) -> list[Tree]:
+    """Return stored tasks as ``assign`` had them: numbers as scalars of NumPy."""
+    return [task if task is None else tree.map(lambda x: np.asarray(x)[()], task) for task in tasks]
 
 
 def close(env: Any) -> None:

@@ -40,6 +40,12 @@ def single_agent(
     )
 
 
+def sample_tasks(space: Space[Any], n: int, generator: np.random.Generator) -> Any:
+    """Return ``n`` samples of a space, leaves ``[n, ...]``."""
+    space.seed(int(generator.integers(2**31)))
+    return tree.map(lambda *x: np.stack(x), *(space.sample() for _ in range(n)))
+
+
 def inside_obs(space: Space[Any]) -> Space[Any]:
     """Return the inside counterpart of an observation space.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -221,3 +222,9 @@ def _array(bound: Any, shape: tuple[int, ...], dtype: np.dtype, infinite: float)
     if isinstance(bound, list):
         return values.reshape(shape), bounded.reshape(shape)
     return np.full(shape, values[0]), np.full(shape, bounded[0])
+
+
+def require_equal(spec: EnvSpec, other: EnvSpec, key: str) -> None:
+    """Raise ``ConfigError`` of a key if the spaces of another environment differ; time limits may."""
+    if difference := mismatch(spec, replace(other, max_episode_steps=spec.max_episode_steps)):
+        raise ConfigError(key, f"changes the spaces that the policy is trained for: {difference}")

@@ -21,9 +21,10 @@ import gymnasium
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
-from rlplug import tree
+from rlplug import script, tree
 from rlplug.envs.checking import check_seeds
 from rlplug.envs.env_list import EnvList
+from rlplug.envs.episode_metrics import KEY as METRICS
 from rlplug.envs.goals import EnvGoals, goals_of
 from rlplug.envs.seeded import SeededList, first_of, observed, tell_once
 from rlplug.envs.spec_json import mismatch
@@ -68,8 +69,10 @@ class Subprocess:
     ) -> None:
         self.num_envs = n = len(env_ids)
         goals = partial(_goals, make) if listed is EnvList else None
-        self.traits = EnvTraits(check_bounds=check_bounds, goals=goals)
+        metrics = self._metrics if listed is EnvList else None
+        self.traits = EnvTraits(check_bounds=check_bounds, goals=goals, metrics=metrics)
         try:
+            objects = script.dumps()
             pickle.dumps(make)
         except Exception as error:
             raise not_sent(error) from error
@@ -80,7 +83,7 @@ class Subprocess:
             for ids in np.array_split(np.arange(n), min(workers or _cores(), n)):
                 self._workers.append(_Worker(range(int(ids[0]), int(ids[-1]) + 1), [env_ids[i] for i in ids], memory))
             for worker in self._workers:
-                worker.send((make, worker.env_ids, listed, options))
+                worker.send((objects, make, worker.env_ids, listed, options))
             specs: list[EnvSpec] = self._answers()
             self.spec = specs[0]
             for worker, spec in zip(self._workers, specs, strict=True):
@@ -106,8 +109,16 @@ class Subprocess:
             RunError: an environment raises, or returns values outside its spaces; or a worker died.
         """
         check_seeds(seeds, self.num_envs)
-        self._call("reset", [[int(seeds[i]) for i in worker.columns] for worker in self._workers])
+        own = [[int(seeds[i]) for i in worker.columns] for worker in self._workers]
+        self._call("reset", [*zip(own, self._shares(tasks), strict=True)])
         return dict(self._first)
+
+    def assign(self, tasks: Tree) -> None:
+        self._call("assign", [(own,) for own in self._shares(tasks)])
+
+    def _shares(self, tasks: Tree) -> list[Tree]:
+        """Return the tasks of every worker's columns."""
+        return [None if tasks is None else columns_of(tasks, worker.columns) for worker in self._workers]
 
     def step(self, action: Tree) -> Batch:
         """Step every column; a column whose row is final starts its next episode instead.
@@ -126,17 +137,23 @@ class Subprocess:
         states = self._tell(self._call("state", [None] * len(self._workers)))
         if any(state is None for state in states):
             return None
-        joined = {key: [x for state in states for x in state[key]] for key in ("seeds", "episodes", "actions")}
+        joined = {key: [x for state in states for x in state[key]] for key in states[0] if key != "obs"}
         return joined | {"obs": tree.map(np.array, observed(self.spec, self._rows))}
 
     def load(self, state: Tree) -> None:
         """Replay every column's current episode. Warns if an environment does not reproduce it."""
         parts = [
-            {key: [state[key][i] for i in worker.columns] for key in ("seeds", "episodes", "actions")}
+            {key: [state[key][i] for i in worker.columns] for key in state if key not in ("obs", METRICS)}
             | {"obs": columns_of(state["obs"], worker.columns)}
+            | ({METRICS: state.get(METRICS, ())} if worker is self._workers[0] else {})
             for worker in self._workers
         ]
         self._tell(self._call("load", parts))
+
+    def _metrics(self) -> list[dict[str, float]]:
+        """Return the metrics of the episodes that ended since the last call."""
+        found = self._tell(self._call("metrics", [None] * len(self._workers)))
+        return [episode for worker in found for episode in worker]
 
     def close(self) -> None:
         """End all workers. May be called twice."""

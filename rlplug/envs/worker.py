@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from rlplug import tree
+from rlplug import script, tree
 from rlplug.envs.env_list import lead_of, rows_of
 from rlplug.envs.seeded import SeededList
 from rlplug.envs.spaces import allocate
@@ -49,7 +49,8 @@ def work(channel: int, memory: int) -> None:
 
 def _serve(main: socket.socket, memory: int) -> None:
     try:
-        make, env_ids, listed, options = receive(main)
+        objects, make, env_ids, listed, options = receive(main)
+        script.loads(objects)
     except (EOFError, ConnectionError):
         raise
     except Exception as error:  # definitions of the main module are missing here
@@ -95,9 +96,11 @@ def not_sent(error: Exception) -> ConfigError:
 
 
 def _answer(envs: SeededList, name: str, argument: Any) -> Any:
-    if name == "reset":
-        envs.reset(argument)
+    if name in ("reset", "assign"):
+        getattr(envs, name)(*argument)
         return None
+    if name == "metrics":
+        return (envs.traits.metrics() if envs.traits.metrics else []), []
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         answer = envs.state() if name == "state" else envs.load(argument)

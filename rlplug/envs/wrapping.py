@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -21,6 +21,7 @@ from gymnasium.wrappers import (
 
 from rlplug.envs.checking import MisfitError
 from rlplug.envs.fire import Fire
+from rlplug.script import make, parts
 from rlplug.types import ConfigError
 
 Env = gymnasium.Env[Any, Any]
@@ -37,6 +38,7 @@ class Wrapping:
     frame_skip: int = 1
     sticky_actions: float | None = None
     fire: bool = False
+    wrappers: Sequence[str | Mapping[str, Any]] = ()
     drop: Sequence[str] = ()
     flatten: bool = False
     select: Sequence[int] | None = None
@@ -60,6 +62,8 @@ class Wrapping:
                 env = StickyAction(env, self.sticky_actions)
         if self.fire:
             env = Fire(env)
+        for i, node in enumerate(self.wrappers):
+            env = wrapped(env, node, f"env.wrappers[{i}]")
         if self.max_episode_steps is not None:
             env = TimeLimit(env, self.max_episode_steps)
         if has_mask(env.observation_space, self.mask_key):
@@ -75,6 +79,18 @@ class Wrapping:
         """Return the time limit in steps of the wrapped environment; None: no limit, or unknown."""
         skipped = None if registered is None else -(-registered // self.frame_skip)
         return self.max_episode_steps or skipped
+
+
+def wrapped(env: Env, node: Any, key: str) -> Env:
+    """Wrap an environment by a class of the user, with its arguments.
+
+    Raises:
+        ConfigError: there is no such class, or it makes no environment.
+    """
+    made = make(node, key, env)
+    if not isinstance(made, gymnasium.Env):
+        raise ConfigError(key, f"{parts(node, key)[0]} returned {type(made).__name__}, which is no gymnasium.Env")
+    return made
 
 
 def has_mask(space: Space[Any], key: str | None) -> bool:

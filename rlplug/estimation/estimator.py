@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,8 +14,9 @@ from gymnasium.spaces import Box, Discrete
 from torch import Tensor
 
 from rlplug import tree
+from rlplug.agents.insight import has_density
 from rlplug.api import Algorithm
-from rlplug.config import Core
+from rlplug.config import Core, RunConfig
 from rlplug.config.errors import Refusals, refuse
 from rlplug.config.schema import Estimate as Config
 from rlplug.context import EnvShard, RunContext
@@ -67,7 +70,7 @@ class Estimator:
     def _refusals(self) -> Refusals:
         cfg, sources, key, n = self.cfg, self.recording.files, self.recording.reading.key, len(self.lengths)
         yield self.ctx.spec.has_agents, "env", "has several agents, but estimates support one"
-        yield (type(self.algorithm).logp is Algorithm.logp, "algo", f"{type(self.algorithm).__name__} does not "
+        yield (not has_density(type(self.algorithm)), "algo", f"{type(self.algorithm).__name__} does not "
                "implement logp(), which estimates need")
         for name, source in ((name, source) for name in self.keys for source in sources):
             what, way = ("which the estimates read", "") if name != "logp" else (
@@ -259,6 +262,31 @@ class Estimator:
         finally:
             generator.set_state(before)
             load_global_state(everywhere, self.ctx.device)
+
+
+def estimator_of(
+    config: RunConfig, algorithm: Algorithm, ctx: RunContext, normalize: Callable[[Any], Any] | None
+) -> Estimator | None:
+    """Return a run's estimator on its recorded episodes; None: estimates are off, or this is another rank.
+
+    Raises:
+        ConfigError: estimates are requested but impossible.
+    """
+    cfg, playable = config.estimate, config.env.cls.traits.playable
+    if ctx.rank or cfg.with_eval is False or (cfg.with_eval is None and playable):
+        return None
+    if (paths := cfg.path or config.data.path) is None:
+        raise ConfigError("estimate.with_eval", "true needs recorded episodes: estimate.path=<folder>")
+    key = "estimate.path" if cfg.path else "data.path"
+    said = partial(print, "rlplug:", file=sys.stderr, flush=True)
+    tell = said if cfg.path else lambda note: None  # notes on data.path are printed elsewhere
+    try:
+        return Estimator.reading(config, paths, key, algorithm, ctx, normalize, tell)
+    except ConfigError as error:
+        if cfg.with_eval:
+            raise
+        said(f"no evaluation is possible without an environment: {error}")
+        return None
 
 
 def _padded(x: np.ndarray, length: int) -> np.ndarray:

@@ -42,7 +42,7 @@ class Evaluator:
         keys: Sequence[str] | None = None,
     ) -> None:
         self.algorithm, self.cfg = algorithm, cfg
-        self.job = Job(0, episodes=cfg.episodes, mode="greedy")
+        self.job = Job(0, episodes=cfg.episodes, mode=cfg.mode)
         self.shard, _ = share_of(self.job, "eval", columns)
         if keys is None:
             keys = ctx.needs.keys if evaluates_itself(algorithm) else ()
@@ -66,7 +66,8 @@ class Evaluator:
         played: dict[bool, list[Batch]] = {True: [], False: []}
 
         def play(jobs: Sequence[Job], weights: NamedWeights | None = None) -> Iterator[tuple[Job, Batch]]:
-            for job, batch in zip(jobs, map(self.noted, all_of(jobs, weights)), strict=True):
+            asked = [replace(job, mode=self.cfg.mode) if job.mode == "greedy" else job for job in jobs]
+            for job, batch in zip(jobs, map(self.noted, all_of(asked, weights)), strict=True):
                 played[job.mode == "greedy"].append({key: batch[key] for key in ("return", "length")})
                 yield job, batch
 

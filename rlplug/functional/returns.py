@@ -121,6 +121,42 @@ def n_step(reward: Tensor, terminated: Tensor, valid: Tensor, gamma: float) -> t
     return folded.sum(0), power[last] * ~ended, last
 
 
+def episode_sums(
+    reward: np.ndarray, valid: np.ndarray, ended: np.ndarray, began: np.ndarray, total: np.ndarray, length: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, list[tuple[float, int, int]]]:
+    """Sum rewards and steps of the episodes in a segment, which may go on before and after it.
+
+    Args:
+        reward: ``[T, B]``, 0 on rows that are not valid.
+        valid: ``[T, B]`` bool, rows with an action.
+        ended: ``[T, B]`` bool, rows that end an episode.
+        began: ``[T, B]`` bool, rows that begin an episode; an open one was interrupted.
+        total: ``[B]`` float64, rewards of the open episodes before the segment.
+        length: ``[B]`` int64, their steps.
+
+    Returns:
+        ``total`` and ``length`` after the segment, and (return, steps, column) of the ended episodes in time order.
+    """
+    returns, lengths = total + reward.cumsum(0, dtype=np.float64), length + valid.cumsum(0)
+
+    def cuts(begin: np.ndarray, end: np.ndarray) -> np.ndarray:
+        return np.stack((begin, end), 1).reshape(-1, valid.shape[1])  # before row 0, after it, before row 1, ...
+
+    b, at = np.nonzero(cuts(began, ended).T)  # by column, then in time order
+    same, ends = b[1:] == b[:-1], at % 2 == 1  # whether a cut has a predecessor in its column; ends an episode
+
+    def since(counted: np.ndarray) -> np.ndarray:
+        return counted - np.where(np.append(False, same), np.roll(counted, 1), 0)  # since the previous cut
+
+    totals, steps = cuts(returns - reward, returns)[at, b], cuts(lengths - 1, lengths)[at, b]
+    in_time = np.flatnonzero(ends)[np.argsort(at[ends], kind="stable")]
+    over = [*zip(*(x[in_time].tolist() for x in (since(totals), since(steps), b)), strict=True)]
+    last = np.flatnonzero(np.append(~same, True))
+    returns[-1, b[last]] -= totals[last]
+    lengths[-1, b[last]] -= steps[last]
+    return returns[-1], lengths[-1], over
+
+
 def episode_metrics(batch: Batch, spec: EnvSpec | None = None) -> dict[str, float]:
     """Return mean and standard deviation of ``return [B]``, mean ``length`` and ``success`` of complete episodes.
 

@@ -15,8 +15,37 @@ TEAM = ("env=two_step",)
 BANDIT = ("env=linear_bandit", "env.max_episode_steps=1", "rollout_fragment_length=2")
 SLATES = ("algo=slateq",)
 AGENTS = ("algo=independent",)
+CUSTOM = ("model.entry_point=rlplug.testing.worlds:Net",)
 TWO_CARTS = ("env=two_carts", "env.max_episode_steps=20")
 
+SHORT = "env.max_episode_steps=30"
+GENERATION = ("algo.episodes_per_batch=8", SHORT)
+SEARCH = ("env=knapsack", "env=tictactoe", "algo.num_simulations=6", "num_envs=4", "train_batch_size=8", "model=mlp")
+
+GOALS = (
+    "env=point_goals",
+    "env.max_episode_steps=8",
+    "algo.meta_batch_size=4",
+    "algo.eval_tasks=3",
+    "loop.episodes=3",
+)
+IMAGINED = (
+    "env=cartpole_torch",
+    "env.max_episode_steps=8",
+    "algo.ensemble_size=2",
+    "algo.fc_net_hiddens=[8]",
+    "algo.train_epochs=2",
+    "algo.num_maml_steps=1",
+    "algo.horizon=4",
+    "algo.imagined_episodes=2",
+    "algo.maml_optimizer_steps=2",
+    "train_batch_size=16",
+    "buffer.capacity=2_000",
+    "loop.episodes=2",
+)
+LAKES = ("env=frozenlake_tasks", "num_envs=2", "env.max_episode_steps=8")
+RAMP = ("curriculum.start=2", "curriculum.end=5", "curriculum.steps=200")
+STAGES = ("curriculum.stages=[2,3,4]", "curriculum.level=0.1", "log.every=64")
 SMALL_DREAMS = (
     "train_batch_size=4",
     "algo.batch_length=8",
@@ -34,19 +63,19 @@ def rlplug_components() -> list[Component]:
     return [
         Component("algo", "a2c", "rlplug.plugins.algo.a2c:A2C"),
         Component("algo", "a3c", "rlplug.plugins.algo.a2c:A3C"),
-        Component("algo", "alphazero", "rlplug.plugins.algo.alphazero:AlphaZero", ("env=knapsack", "env=tictactoe")),
+        Component("algo", "alphazero", "rlplug.plugins.algo.alphazero:AlphaZero", SEARCH),
         Component("algo", "apex_ddpg", "rlplug.plugins.algo.ddpg:DDPG"),
         Component("algo", "apex_dqn", "rlplug.plugins.algo.dqn:DQN"),
         Component("algo", "apex_qmix", "rlplug.plugins.algo.qmix:QMIX", TEAM),
         Component("algo", "appo", "rlplug.plugins.algo.appo:APPO"),
-        Component("algo", "ars", "rlplug.plugins.algo.ars:ARS"),
+        Component("algo", "ars", "rlplug.plugins.algo.ars:ARS", ("algo.num_rollouts=4", "algo.rollouts_used=3", SHORT)),
         Component("algo", "bc", "rlplug.plugins.algo.marwil:BC", PLAYED),
-        Component("algo", "cem", "rlplug.plugins.algo.cem:CEM"),
+        Component("algo", "cem", "rlplug.plugins.algo.cem:CEM", ("algo.population=8", "algo.elite_share=0.5", SHORT)),
         Component("algo", "cql", "rlplug.plugins.algo.cql:CQL", PLAYED),
         Component("algo", "ddpg", "rlplug.plugins.algo.ddpg:DDPG"),
         Component("algo", "discrete_cql", "rlplug.plugins.algo.dqn:DQN", PLAYED),
         Component("algo", "dqn", "rlplug.plugins.algo.dqn:DQN"),
-        Component("algo", "es", "rlplug.plugins.algo.es:ES"),
+        Component("algo", "es", "rlplug.plugins.algo.es:ES", GENERATION),
         Component(
             "algo",
             "dreamer",
@@ -67,6 +96,8 @@ def rlplug_components() -> list[Component]:
         Component("algo", "lints", "rlplug.plugins.algo.linear_bandit:LinTS", BANDIT),
         Component("algo", "linucb", "rlplug.plugins.algo.linear_bandit:LinUCB", BANDIT),
         Component("algo", "maddpg", "rlplug.plugins.algo.maddpg:MADDPG", TEAM),
+        Component("algo", "maml", "rlplug.plugins.algo.maml:MAML", GOALS),
+        Component("algo", "mbmpo", "rlplug.plugins.algo.mbmpo:MBMPO", IMAGINED),
         Component("algo", "mappo", "rlplug.plugins.algo.mappo:MAPPO", TWO_CARTS),
         Component("algo", "marwil", "rlplug.plugins.algo.marwil:MARWIL", PLAYED),
         Component("algo", "ppo", "rlplug.plugins.algo.ppo:PPO"),
@@ -84,6 +115,9 @@ def rlplug_components() -> list[Component]:
         Component("buffer", "rollout", "rlplug.plugins.buffer.rollout:Rollout"),
         Component("buffer", "replay", "rlplug.plugins.buffer.replay:Replay"),
         Component("buffer", "sequence", "rlplug.plugins.buffer.sequence:Sequence"),
+        Component("curriculum", "linear", "rlplug.plugins.curriculum.stages:Linear", LAKES + RAMP),
+        Component("curriculum", "plr", "rlplug.plugins.curriculum.plr:PLR", LAKES),
+        Component("curriculum", "threshold", "rlplug.plugins.curriculum.stages:Threshold", LAKES + STAGES),
         Component("env", "cartpole_torch", "rlplug.plugins.env.classic_torch:CartPole"),
         Component("env", "chase", "rlplug.plugins.env.teams:Chase", AGENTS),
         Component("env", "climbing", "rlplug.plugins.env.games:Climbing", AGENTS),
@@ -100,6 +134,7 @@ def rlplug_components() -> list[Component]:
         Component("env", "penalty", "rlplug.plugins.env.games:Penalty", AGENTS),
         Component("env", "pendulum_torch", "rlplug.plugins.env.classic_torch:Pendulum"),
         Component("env", "pettingzoo", "rlplug.plugins.env.agents:PettingZoo", AGENTS),
+        Component("env", "point_goals", "rlplug.plugins.env.point_goals:PointGoals"),
         Component("env", "recorded", "rlplug.plugins.env.recorded:Recorded"),
         Component("env", "rock_paper_scissors", "rlplug.plugins.env.games:RockPaperScissors", AGENTS),
         Component("env", "sparse_cartpole", "rlplug.plugins.env.classic_torch:SparseCartPole"),
@@ -127,8 +162,10 @@ def rlplug_components() -> list[Component]:
         Component("logger", "wandb", "rlplug.plugins.logger.wandb:WandB"),
         Component("loop", "alternate", "rlplug.plugins.loop.alternate:Alternate"),
         Component("loop", "async", "rlplug.plugins.loop.asynchronous:Async", ("algo=impala",)),
-        Component("loop", "population", "rlplug.plugins.loop.population:Population", ("algo=es",)),
+        Component("loop", "meta", "rlplug.plugins.loop.meta:Meta", ("algo=maml", *GOALS)),
+        Component("loop", "population", "rlplug.plugins.loop.population:Population", ("algo=es", *GENERATION)),
         Component("loop", "offline", "rlplug.plugins.loop.offline:Offline", ("algo=bc", SMALL_DATA)),
+        Component("model", "custom", "rlplug.plugins.model.custom:Custom", CUSTOM),
         Component("model", "gru", "rlplug.plugins.model.recurrent:GRU"),
         Component("model", "impala_cnn", "rlplug.plugins.model.cnn:ImpalaCNN"),
         Component("model", "lstm", "rlplug.plugins.model.recurrent:LSTM"),

@@ -1,18 +1,6 @@
 """Discovery of plugins, without importing torch or Hydra."""
 # pyright: reportUnusedImport=false
 
-from rlplug.registry.discovery import (
-    broken,
-    conf_folder,
-    load,
-    names,
-    owner,
-    owners,
-    plugins,
-    refresh,
-    split,
-    tried_with,
-    until_refresh,
-)
+from rlplug.registry.discovery import broken, conf_folder, load, names, owner, owners, plugins, refresh, tried_with
 from rlplug.registry.hookspecs import KINDS, Component, Events, Kind, Manifest, hookimpl
 from rlplug.registry.presets import Preset, preset, presets, shadowed, warn_broken

@@ -19,7 +19,7 @@ from typing import Any, TypeVar, cast
 
 import pluggy
 
-from rlplug.packages import Package, cause, check_size, guarded, packages, yaml_files
+from rlplug.packages import Package, cause, check_size, extra_of, guarded, packages, yaml_files
 from rlplug.registry.hookspecs import KINDS, Component, Kind, Manifest
 from rlplug.types import ConfigError
 
@@ -145,7 +145,10 @@ def load(kind: Kind, name: str, key: str | None = None) -> type[Any]:
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt):
             raise
-        raise ConfigError(key or f"{kind}.name", f"{target} of {plugin} cannot be imported: {cause(error)}") from error
+        said = f"{target} of {plugin} cannot be imported: {cause(error)}"
+        if isinstance(error, ModuleNotFoundError) and (extra := extra_of(plugin.distribution, error.name or "")):
+            said = f"needs the package {error.name}, which is not installed: pip install '{extra}'"
+        raise ConfigError(key or f"{kind}.name", said) from error
 
 
 def unknown(

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from rlplug.api import Job, Losses, Run, Segment
     from rlplug.types import Batch
 
-Kind = Literal["algo", "model", "buffer", "exploration", "env", "loop", "hardware", "logger"]
+Kind = Literal["algo", "model", "buffer", "exploration", "env", "loop", "hardware", "logger", "curriculum"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
 hookspec = pluggy.HookspecMarker("rlplug")
@@ -75,6 +75,10 @@ class Events:
     @hookspec
     def rlplug_collected(self, run: Run, segment: Segment) -> None:
         """Handle a collected, counted and stored segment."""
+
+    @hookspec
+    def rlplug_episode(self, run: Run, episode: Mapping[str, Any]) -> Mapping[str, float] | None:
+        """Handle a finished episode, arrays ``[L+1, ...]``, its ``return`` and ``length``; may return metrics of it."""
 
     @hookspec
     def rlplug_played(self, run: Run, job: Job, batch: Batch) -> None:

@@ -15,6 +15,7 @@ from rlplug.checkpointing import atomic
 from rlplug.checkpointing.format import FOLDER, MANIFEST, Checkpoint, find, steps_of
 from rlplug.results import curves, plot
 from rlplug.results.record import EVALUATION, TRAINING, read
+from rlplug.script import name_of
 from rlplug.types import CheckpointError, ConfigError, RunError
 
 CURVE, CARD, HUB = "curve.png", "README.md", "hf://"
@@ -78,7 +79,7 @@ def card(
         checkpoint: the manifest of its checkpoint.
         exports: manifests of its exports, by folder.
     """
-    algo, env = run["algo"]["name"], run["env"].get("id", run["env"]["name"])
+    algo, env = run["algo"]["name"], name_of(run["env"])
     name, mean = f"{algo}-{env}", summary.get("eval/return_mean")
     metadata: dict[str, Any] = {"library_name": "rlplug"}
     metadata["tags"] = ["reinforcement-learning", "deep-reinforcement-learning", "rlplug", algo, env]

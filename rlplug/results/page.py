@@ -20,6 +20,7 @@ from typing import Any
 import gymnasium
 
 from rlplug.checkpointing import atomic
+from rlplug.script import name_of
 from rlplug.types import ConfigError
 
 ASSETS = Path(__file__).with_name("assets")
@@ -37,6 +38,7 @@ CLASSES = {  # by entry point: the class of environments.js, and the attributes 
     "cliffwalking:CliffWalkingEnv": ("Grid", {}),
 }
 PLAIN = {"atari": False, "frame_skip": 1, "sticky_actions": None, "fire": False, "flatten": False, "frame_stack": 1}
+PLAIN |= {"wrappers": []}
 """options of an environment that a page does not have, and their values without effect"""
 
 
@@ -51,10 +53,10 @@ def environment(node: Mapping[str, Any], inputs: list[str], max_episode_steps: i
         ConfigError: the page cannot play it.
     """
     served = "CartPole, Pendulum, MountainCar, Acrobot, FrozenLake and CliffWalking of Gymnasium"
-    other = ConfigError("", f"--format html plays {served}, and not env={node.get('id', node['name'])}; take onnx")
-    if node["name"] != "gymnasium":
+    other = ConfigError("", f"--format html plays {served}, and not env={name_of(node)}; take onnx")
+    if node["name"] != "gymnasium" or node["id"] is None:
         raise other
-    if differ := [key for key, plain in PLAIN.items() if node[key] != plain]:
+    if differ := [key for key, plain in PLAIN.items() if node.get(key, plain) != plain]:
         raise ConfigError(f"env.{differ[0]}", "is not played by --format html; take onnx")
     if "action_mask" in inputs:
         raise ConfigError("env.mask_key", "--format html plays environments without masks; take onnx")

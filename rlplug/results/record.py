@@ -23,6 +23,7 @@ import yaml
 from rlplug.checkpointing import atomic
 from rlplug.config.errors import value_at
 from rlplug.results.places import CONFIG, MANIFEST
+from rlplug.script import name_of
 from rlplug.types import STEP, CheckpointError, Unit
 
 State: TypeAlias = Literal["running", "finished", "interrupted", "failed", "killed"]
@@ -57,7 +58,7 @@ class RunRecord:
     @property
     def env(self) -> str:
         """Return the environment's id, or the name of its component if it has none."""
-        return str(value_at(self.config, "env.id") or value_at(self.config, "env.name"))
+        return name_of(value_at(self.config, "env") or {})
 
     @property
     def forked(self) -> Mapping[str, Any]:

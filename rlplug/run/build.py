@@ -2,34 +2,34 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from uuid import uuid4
 
+from rlplug import pretrained
+from rlplug.agent import adopt
 from rlplug.api import Buffer, Collector, Plan
 from rlplug.collection.in_process import InProcessCollector
 from rlplug.config import RunConfig
-from rlplug.context import EnvShard, ResolvedRun
+from rlplug.context import ResolvedRun
 from rlplug.contract import results
-from rlplug.data.collector import MixedCollector, RecordingCollector
-from rlplug.data.recording import Recording
-from rlplug.data.source import Reading
-from rlplug.distributed.fabric import AnyFabric, fabric_of
-from rlplug.distributed.preemption import Preemptor, shared_store
+from rlplug.data.collector import MixedCollector, open_recording
+from rlplug.distributed.fabric import AnyFabric, fabric_of, shared_store
 from rlplug.distributed.torch_setup import set_up_torch
+from rlplug.envs.spec_json import require_equal
+from rlplug.estimation.estimator import estimator_of
 from rlplug.evaluation.video import ALONE, check_pictures
-from rlplug.run import checks, loggers
-from rlplug.run.callbacks import Callbacks, callbacks_of
-from rlplug.run.measure import Estimation, estimator_of
+from rlplug.run import checks
+from rlplug.run.callbacks import Callbacks
 from rlplug.run.resolve import resolve
+from rlplug.tracking import register
 from rlplug.trainer.collectives import Collectives, Placement
 from rlplug.trainer.learner import RankLearner
 from rlplug.trainer.policy import BehaviorPolicy
 from rlplug.trainer.trainer import Trainer
-from rlplug.types import Compile, ConfigError
+from rlplug.types import ConfigError
 
 
 def build(
@@ -59,7 +59,12 @@ def build(
     said = "its networks are too large, there is no memory for {}; make it smaller"
     with checks.memory(lambda what: ConfigError("model", said.format(what))):
         policy = BehaviorPolicy(config, resolved.context(fabric.device, env_ids, rank, ranks))
+    if not identity:  # a resumed run has its own weights
+        if config.init_from is not None:
+            pretrained.load(policy.algorithm, policy.normalizer, config.init_from)
+        adopt(policy.algorithm, config, config.start_from or {}, "start_from")
     buffer: Buffer = config.buffer.build(policy.ctx)
+    trusted = policy.ctx.traceable([policy.algorithm, *policy.exploration.values()])  # compile=auto compiles only these
     learner = RankLearner(
         fabric=fabric,
         ctx=policy.ctx,
@@ -67,9 +72,10 @@ def build(
         buffer=buffer,
         exploration=policy.exploration,
         normalizer=policy.normalizer,
+        watching=[] if policy.curriculum is None else [policy.curriculum],
         placement=placement,
         microbatches=plan.microbatches,
-        compile=_compile(config, policy),
+        compile=config.compile if trusted or config.compile == "max" else "off",
         on_nan=config.on_nan,
         precision=plan.precision,
         scale_losses=plan.precision == "16-mixed",
@@ -79,9 +85,9 @@ def build(
         following = policy.ctx.schedules.following
         results.check_step_sizes(chosen.key, chosen.cfg, who, partial(learner.parts, who), following)
     identity = identity or placement.ranks.broadcast(uuid4().hex)  # equal on all ranks
-    estimation = Estimation(estimator_of(resolved, policy), config.eval.every)
+    estimator = estimator_of(config, policy.algorithm, policy.ctx, policy.normalize)
     given = {slot for slot in config.models if slot != "model" and config.raw[slot] is not None}
-    for slot in given - {slot for slot, _ in policy.ctx.built} if rank == 0 and estimation.estimator is None else ():
+    for slot in given - {slot for slot, _ in policy.ctx.built} if rank == 0 and estimator is None else ():
         said = f"{config.algo.name}, as it is set up, builds no network from this slot; leave it out"
         raise ConfigError(slot, said)
     trainer = Trainer(
@@ -90,11 +96,14 @@ def build(
         policy=policy,
         collector=placement.collector(partial(_collector, resolved, policy, learner)),
         learner=learner,
-        reports=Callbacks(policy, plan.actors is not None and plan.actors.evaluation > 0, estimation, identity),
+        reports=Callbacks(policy, plan.actors is not None and plan.actors.evaluation > 0, estimator, identity),
     )
     if config.record.path is not None and placement.collects:
-        callbacks_of(trainer).record(trainer)
+        trainer.reports.record(trainer)
     try:
+        if config.eval.env:
+            with closing(policy.env(ALONE)) as env:
+                require_equal(resolved.spec, env.spec, "eval.env")
         if config.eval.record:
             check_pictures(policy.env(ALONE, render=True))
         checks.check_fit(trainer, elsewhere)
@@ -104,44 +113,23 @@ def build(
     return trainer
 
 
-def _compile(config: RunConfig, policy: BehaviorPolicy) -> Compile:
-    """Return ``compile``; ``auto`` requires all components to be ``traceable``."""
-    trusted = policy.ctx.traceable([policy.algorithm, *policy.exploration.values()])
-    return config.compile if trusted or config.compile == "max" else "off"
-
-
 def _collector(resolved: ResolvedRun, policy: BehaviorPolicy, learner: RankLearner) -> Collector:
     """Create the collector of this rank."""
-    own: Collector
-    data, env_ids = resolved.config.data, policy.ctx.env_ids
-    recorded = 0 if data.path is None else data.envs or len(env_ids)
-    if recorded == len(env_ids):
-        own = InProcessCollector(_recorded(resolved, policy, env_ids), None, learner.progress)
-    elif resolved.plan.actors is None:
-        loop, ranks, preemptor = resolved.loop, learner.placement.parts, None
-        if loop.preemption is not None and ranks > 1:
-            preemptor = Preemptor(shared_store(), ranks, loop.preemption.threshold, loop.preemption.min_fraction)
-        shard = policy.shard(env_ids[recorded:], compiler=learner.steps.compiler)
-        if recorded:
-            shard = MixedCollector(_recorded(resolved, policy, env_ids[:recorded]), shard)
-        own = InProcessCollector(shard, policy.player(), learner.progress, loop.tempo.broadcast_interval > 1, preemptor)
-    else:
+    data, ctx = resolved.config.data, policy.ctx
+    recorded = 0 if data.path is None else data.envs or len(ctx.env_ids)
+    recording = resolved, policy.algorithm, ctx, policy.finishing(ctx.needs.keys)
+    if recorded == len(ctx.env_ids):
+        return InProcessCollector(open_recording(*recording, ctx.env_ids), None, learner.progress)
+    if resolved.plan.actors is not None:
         from rlplug.actors.collector import RayCollector
 
-        own = RayCollector(policy, resolved, learner.progress)
-    return own
-
-
-def _recorded(resolved: ResolvedRun, policy: BehaviorPolicy, env_ids: Sequence[int]) -> RecordingCollector:
-    """Open the files of ``data.path``, for some of the run's columns."""
-    data = resolved.config.data
-    order = resolved.config.seed if data.shuffle else None
-    recording = Recording(data.path or [], Reading.by(data, resolved.spec), data.weights, order)
-    for note in recording.reading.notes:
-        print(f"rlplug: {note}", file=sys.stderr, flush=True)
-    ctx, shard = policy.ctx, EnvShard("actor", data.envs or policy.ctx.num_envs, env_ids)
-    finishing = policy.finishing(ctx.needs.keys)
-    return RecordingCollector(recording, policy.algorithm, ctx, shard, resolved.loop.one_pass, finishing)
+        return RayCollector(policy, resolved, learner.progress)
+    loop, ranks = resolved.loop, learner.placement.parts
+    preemption = loop.preemption(shared_store(), ranks) if loop.preemption is not None and ranks > 1 else None
+    shard = policy.shard(ctx.env_ids[recorded:], compiler=learner.steps.compiler)
+    if recorded:
+        shard = MixedCollector(open_recording(*recording, ctx.env_ids[:recorded]), shard)
+    return InProcessCollector(shard, policy.player(), learner.progress, loop.tempo.broadcast_interval > 1, preemption)
 
 
 def start(trainer: Trainer) -> None:
@@ -152,7 +140,6 @@ def start(trainer: Trainer) -> None:
 
         trainer.close_with(connect(plan, first, placement.collects, placement.ranks.broadcast))
         if first and plan.actors.evaluation:
-            callbacks_of(trainer).evaluation.start(trainer.resolved)
+            trainer.reports.evaluation.start(trainer.resolved)
     trainer.collector.start()
-    if first:
-        loggers.register(trainer)
+    register(trainer)

@@ -5,44 +5,51 @@ from __future__ import annotations
 import warnings
 from contextlib import suppress
 from datetime import UTC, datetime
+from functools import partial
 from importlib import metadata
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from rlplug import tree
 from rlplug.checkpointing.format import MISFITS, Checkpoint, FileRowLog, Snapshot
 from rlplug.checkpointing.manager import CheckpointManager
 from rlplug.checkpointing.serialize import copy_to_host
 from rlplug.collection.play import Stopped
-from rlplug.data.recorder import EpisodeFiles, RunRecorder
+from rlplug.data.recorder import RunRecorder, episode_files
 from rlplug.distributed.rng import global_state, load_global_state
+from rlplug.envs.checking import checked
 from rlplug.envs.spec_json import from_json, mismatch, to_json
-from rlplug.functional.returns import episode_metrics
+from rlplug.estimation.estimator import Estimator
+from rlplug.hooks import UserCallbacks
+from rlplug.limits import Stopping
 from rlplug.registry.discovery import unknown
-from rlplug.registry.installed import versions
 from rlplug.run import run_dir
-from rlplug.run.measure import Estimation, Evaluation, MetricsLog, Stopping
+from rlplug.run.measure import Evaluation, MetricsLog, Schedule
 from rlplug.trainer.policy import BehaviorPolicy
 from rlplug.trainer.trainer import Trainer
 from rlplug.types import CheckpointError, ConfigError, Tree
+
+METRIC_KEY = "curriculum.metric"
 
 
 class Callbacks:
     """Implementation of ``run.report()``: logs, evaluates and writes checkpoints when they are due."""
 
-    def __init__(self, policy: BehaviorPolicy, is_async: bool, estimation: Estimation, identity: str) -> None:
+    def __init__(self, policy: BehaviorPolicy, is_async: bool, estimator: Estimator | None, identity: str) -> None:
         self.identity = identity  # identity of the run, in its checkpoints and recorded files
-        self.stopping = Stopping(policy.config.stop or {})
-        self.log = MetricsLog(policy.config.log.every, self.stopping)
+        metric = policy.curriculum.metric if policy.curriculum else ""
+        if metric.startswith("time/") or (metric.startswith("eval/") and is_async):
+            why = "depends on the machine" if metric.startswith("time/") else "arrives late from an evaluating actor"
+            raise ConfigError(METRIC_KEY, f"{metric} {why}, so tasks would not be reproducible; use another")
+        self.stopping = Stopping(policy.config.stop or {}, {metric: METRIC_KEY} if metric else {})
+        self.log = MetricsLog(policy.config.log, self.stopping)
         self.evaluation = Evaluation(policy, is_async)
-        self.estimation = estimation
+        self.estimator = estimator  # of this rank
+        self.estimation = Schedule(policy.config.eval.every, estimator is not None)
         self.row_log = FileRowLog()  # storage of buffer rows across checkpoints
         self.manager: CheckpointManager | None = None
         self.recorder: RunRecorder | None = None
-
-    @property
-    def logged(self) -> int:
-        return self.log.rows
+        self.user = UserCallbacks(policy.config.callbacks, len(policy.ctx.env_ids))
 
     def open(self, trainer: Trainer) -> CheckpointManager:
         """Enable checkpoints."""
@@ -51,10 +58,8 @@ class Callbacks:
 
     def record(self, trainer: Trainer) -> None:
         """Enable recording of this rank's episodes."""
-        about = {"spec": to_json(trainer.ctx.spec), "versions": versions(), "algo": trainer.config.algo.name}
-        about |= {"env": trainer.config.raw["env"], "seed": trainer.config.seed}
         name = f"{self.identity[:12]}-{trainer.ctx.rank}"
-        files = EpisodeFiles(trainer.config.record, name, about)
+        files = episode_files(trainer.config, trainer.config.raw, trainer.ctx.spec, name)
         self.recorder = RunRecorder(files, len(trainer.ctx.env_ids))
         trainer.hooks.register(self.recorder)
 
@@ -86,7 +91,7 @@ class Callbacks:
                     evaluation.actors.begin(trainer.steps)
             evaluation.mark(trainer)
         if self.estimation.due(trainer):
-            self.log.log_row(trainer, self.estimation.run(trainer))
+            self._estimate(trainer)
         if (manager := self.manager) is None:
             return
         with trainer.clock.phase("checkpoint"):
@@ -100,12 +105,29 @@ class Callbacks:
                 trainer.learner.check_finite()
                 self._saved(trainer, manager.submit(capture(trainer, score)))
 
+    def save(self, trainer: Trainer) -> Path:
+        """Write a checkpoint now, and return its folder."""
+        assert self.manager is not None
+        trainer.learner.check_finite()
+        self._saved(trainer, self.manager.submit(capture(trainer)))
+        self._saved(trainer, path := self.manager.wait())
+        assert path is not None
+        return path
+
     def evaluate(self, trainer: Trainer) -> dict[str, float]:
         """Evaluate and report the result; raise ``Stopped`` if a stop is requested meanwhile."""
         self._poll_eval(trainer, wait=True)
         result = self.evaluation.run(trainer)
         self._evaluated(trainer, result, trainer.steps)
         return result
+
+    def _estimate(self, trainer: Trainer) -> None:
+        """Log off-policy estimates with the current weights, unless there is no estimator."""
+        if self.estimator is not None:
+            with trainer.clock.phase("estimate"):
+                self.estimation.latest = self.estimator.estimate(trainer.steps)
+            self.estimation.mark(trainer)
+            self.log.log_row(trainer, self.estimation.latest)
 
     def _evaluated(self, trainer: Trainer, result: dict[str, float], step: int) -> None:
         self.evaluation.latest, self.evaluation.latest_at = result, step
@@ -122,7 +144,7 @@ class Callbacks:
         with trainer.clock.phase("evaluate"):
             played = actors.wait(lambda: bool(trainer.agreement.asked) or not wait)
         if played is not None:
-            result = episode_metrics(self.evaluation.evaluator.noted(played), trainer.ctx.spec)
+            result = trainer.algorithm.episode_metrics(self.evaluation.evaluator.noted(played))
             self._evaluated(trainer, result, actors.env_steps)
             if self.manager is not None:
                 self._saved(trainer, self.manager.set_score(actors.env_steps, result["eval/return_mean"]))
@@ -137,15 +159,15 @@ class Callbacks:
             with suppress(Stopped):
                 if trainer.steps > self.log.steps(trainer):
                     self.log.log(trainer)
-                if self.estimation.possible:
-                    self.log.log_row(trainer, self.estimation.run(trainer))
+                self._estimate(trainer)
                 if self.evaluation.possible:
                     snapshot.manifest["score"] = self.evaluate(trainer)["eval/return_mean"]
         if self.manager is not None:
             self._saved(trainer, self.manager.submit(snapshot))
             self._saved(trainer, self.manager.wait())
-        for metric in sorted(self.stopping.limits.keys() - self.stopping.seen):
-            warnings.warn(f"stop.{metric} was never logged; {unknown(metric, self.stopping.seen)}", stacklevel=2)
+        for metric in sorted(self.stopping.keys.keys() - self.stopping.seen):
+            said = f"{metric} was never logged; {unknown(metric, self.stopping.seen)}"
+            warnings.warn(f"{self.stopping.keys[metric]}: {said}", stacklevel=2)
 
     def _saved(self, trainer: Trainer, path: Path | None) -> None:
         if path is not None:
@@ -157,16 +179,11 @@ class Callbacks:
         self.evaluation.close()
 
 
-def callbacks_of(trainer: Trainer) -> Callbacks:
-    """Return the callbacks that ``run.build`` gave to the trainer."""
-    return cast(Callbacks, trainer.reports)
-
-
 def capture(trainer: Trainer, score: float | None = None) -> Snapshot:
     """Copy the state of a run in memory, with the ``score`` of these weights if they were evaluated."""
-    callbacks, plan, ctx, clock = callbacks_of(trainer), trainer.resolved.plan, trainer.ctx, trainer.clock
+    callbacks, plan, ctx, clock = trainer.reports, trainer.resolved.plan, trainer.ctx, trainer.clock
     own: dict[str, Tree] = {"context": ctx.state(), "global": global_state(ctx.device)}
-    own["normalizer"] = trainer.policy.normalizer.env_state()
+    own |= {"normalizer": trainer.policy.normalizer.env_state(), "callbacks": callbacks.user.state()}
     trees, missing = {f"rank{ctx.rank}": own}, list[str]()
     if ctx.rank == 0:
         trees = {"weights": trainer.policy.state(), "learner": _learner(trainer)} | trees
@@ -190,7 +207,7 @@ def capture(trainer: Trainer, score: float | None = None) -> Snapshot:
 
 
 def _learner(trainer: Trainer) -> dict[str, Tree]:
-    callbacks = callbacks_of(trainer)
+    callbacks = trainer.reports
     reports = {"log": callbacks.log.state(), "evaluation": callbacks.evaluation.state()}
     return trainer.state() | reports | {"estimation": callbacks.estimation.state()}
 
@@ -201,7 +218,7 @@ def restore(trainer: Trainer, checkpoint: Checkpoint) -> list[str]:
     Raises:
         ConfigError: the checkpoint has other spaces, another algorithm or number of ranks, or is damaged.
     """
-    callbacks, path, manifest, rank = callbacks_of(trainer), checkpoint.path, checkpoint.manifest, trainer.ctx.rank
+    callbacks, path, manifest, rank = trainer.reports, checkpoint.path, checkpoint.manifest, trainer.ctx.rank
     owner = trainer.learner.placement.part  # rank that owns the data: rank 0 if all have the same
     if (ranks := checkpoint.ranks) != trainer.resolved.plan.world_size:
         said = f"{path} was written by {ranks} ranks, and needs as many again: hardware.devices={ranks}"
@@ -210,6 +227,8 @@ def restore(trainer: Trainer, checkpoint: Checkpoint) -> list[str]:
         if difference := mismatch(from_json(manifest["spec"]), trainer.ctx.spec):
             raise CheckpointError(f"{path} is of another environment: {difference}")
         weights, learner, data = (checkpoint.tree(name) for name in ("weights", "learner", f"rank{owner}"))
+        check = partial(checked, trainer.ctx.spec.groups)
+        check({key: data.get(key) for key in ("collector", "buffer")})
         own: dict[str, Any] = data if owner == rank else checkpoint.tree(f"rank{rank}")
         episodes = {"episodes": trainer.episodes.state()}
         tree.check_like(_learner(trainer) | episodes, learner | {"episodes": data["episodes"]})
@@ -225,7 +244,8 @@ def restore(trainer: Trainer, checkpoint: Checkpoint) -> list[str]:
         trainer.load_stream(data)
         if callbacks.recorder is not None:
             callbacks.recorder.load(data["recorder"])
-        callbacks.row_log = FileRowLog(checkpoint.chunks(owner), data["buffer"])
+        callbacks.user.load(own["callbacks"])
+        callbacks.row_log = FileRowLog(checkpoint.chunks(owner), data["buffer"], check=check)
         trainer.buffer.load(callbacks.row_log)
         missing = manifest["not_restored"] + load_global_state(own["global"], trainer.ctx.device)
         return missing + trainer.ctx.load(own["context"], trainer.steps)

@@ -10,6 +10,7 @@ import re
 import resource
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from importlib.util import find_spec
 from itertools import chain
 from typing import Any
 
@@ -22,6 +23,7 @@ from rlplug.api import Buffer, Data, Exploration, Loop, Needs, Plan
 from rlplug.config import show
 from rlplug.config.errors import Refusals, refuse
 from rlplug.context import ResolvedRun
+from rlplug.data import advice
 from rlplug.plan import require_room
 from rlplug.registry import Kind
 from rlplug.trainer.policy import changes_actions
@@ -41,8 +43,12 @@ BESIDE_WEIGHTS = 3  # bytes per byte of weights: a gradient and Adam's two momen
 
 def check(resolved: ResolvedRun) -> None:
     """Raise ``ConfigError`` unless components are compatible, and ranks and actors get equal shares."""
-    refuse(chain(_loop(resolved), _buffer(resolved), _data(resolved), _exploration(resolved), _hardware(resolved)))
-    if (plan := resolved.plan).ray is not None and plan.ray.address is None:
+    rows = (_loop, _buffer, advice.refusals, _exploration, _curriculum, _hardware)
+    refuse(chain.from_iterable(of(resolved) for of in rows))
+    if ((plan := resolved.plan).actors is not None or plan.launcher == "ray") and find_spec("ray") is None:
+        key = "hardware" if plan.actors is None else "hardware.actors.count"
+        raise ConfigError(key, "Ray, which starts the processes, is not installed: pip install 'rlplug[ray]'")
+    if plan.ray is not None and plan.ray.address is None:
         require_room(plan, {"CPU": os.cpu_count() or 1, "GPU": torch.cuda.device_count()}, "this machine")
 
 
@@ -65,8 +71,9 @@ def _loop(run: ResolvedRun) -> Refusals:
     yield (not _has_rows(buffer.cls, loop), "loop", lambda:
            f"{name} {does}; use {ways()}")
     for option, plain in {"normalize_obs": 0, "normalize_reward": 0, "scale_reward": 1, "clip_reward": None}.items():
-        yield (needs.simulates and getattr(run.config.preprocess, option) != plain, f"preprocess.{option}",
-               f"changes the environment's rows, but {run.config.algo.name} plans with a simulator; use the default")
+        why = "plans with a simulator" if needs.simulates else "adapts to raw rows" if needs.raw else ""
+        yield (why and getattr(run.config.preprocess, option) != plain, f"preprocess.{option}",
+               f"changes the environment's rows, but {run.config.algo.name} {why}; use the default")
     for option in ("in_flight", "broadcast_interval"):
         yield (getattr(run.loop.tempo, option) > 1 and not needs.off_policy and not needs.gradients, f"loop.{option}",
                f"collects with older weights, which {run.config.algo.name} does not support; use 1")
@@ -96,36 +103,6 @@ def _buffer(run: ResolvedRun) -> Refusals:
            f"{_options('buffer', lambda cls: getattr(cls, 'prioritizes', False) and _gives(cls, needs))}")
 
 
-def _data(run: ResolvedRun) -> Refusals:
-    """Check that a dataset does not have to act as an environment, and that a loop for datasets has one."""
-    config, algo, data, ranks = run.config, run.config.algo.name, run.config.data, run.plan.world_size
-    yield (not config.env.cls.traits.playable and (data.path is None or data.envs is not None), "env",
-           f"{config.env.name} has only a dataset: set data.path=<files>")
-    yield (config.record.path is not None and config.record.format == "json" and run.spec.has_agents, "record.format",
-           "JSON lines support one agent; use parquet")
-    yield (data.path is None and run.loop.reads, "data.path", f"loop={config.loop.name} learns from recorded "
-           "episodes: set data.path=<folder>, or use loop=alternate")
-    if data.path is None:
-        return
-    why, loop = ("but data.path collects nothing", "offline") if data.envs is None else (
-        "but data.path is recorded", "alternate")
-    yield (not run.needs.off_policy, "data.path",
-           f"{algo} learns only from data that it collects itself, not from a dataset")
-    yield ((data.envs or 0) >= config.num_envs, "data.envs",
-           f"{data.envs} of num_envs={config.num_envs} leave no real environment; use null, or raise num_envs")
-    yield (data.envs and run.loop.reads, "data.envs", f"loop={config.loop.name} only reads datasets; use null")
-    yield (data.envs and ranks > 1, "data.envs",
-           "several ranks cannot share recorded and real environments; use null")
-    for key, chosen in config.exploration.items():
-        yield (changes_actions(chosen.cls) and data.envs is None, f"exploration.{key}",
-               f"changes actions, {why}; leave it out: exploration=[]")
-    yield (run.plan.actors is not None and run.plan.actors.count, "hardware.actors.count",
-           f"actors collect, {why}; use 0")
-    yield config.record.path is not None, "record.path", f"records collected episodes, {why}; use null"
-    for option in ("in_flight", "broadcast_interval"):
-        yield getattr(run.loop.tempo, option) > 1, f"loop.{option}", f"applies to collection, {why}; use loop={loop}"
-
-
 def _exploration(run: ResolvedRun) -> Refusals:
     """Check that the algorithm supports the environment's masks, and exploration modules fit the algorithm."""
     needs, algo, modules = run.needs, run.config.algo.name, run.config.exploration
@@ -152,6 +129,19 @@ def _exploration(run: ResolvedRun) -> Refusals:
     yield (needs.noise and modules and not acting, "exploration",  # exploration=[] is deliberate
            f"{algo} acts greedily; needs an exploration module: "
            f"exploration=[{','.join([str(needs.noise), *modules])}]")
+
+
+def _curriculum(run: ResolvedRun) -> Refusals:
+    """Check that a curriculum has tasks to choose, and episodes to choose them for."""
+    if (chosen := run.config.curriculum) is None:
+        return
+    name, env, loop = chosen.name, run.config.env.name, run.config.loop
+    yield (run.spec.tasks is None, "curriculum",
+           f"{name} chooses tasks, but env={env} has none; use another environment, or leave it out")
+    yield (run.config.data.path is not None, "curriculum",
+           f"{name} chooses the tasks of new episodes, but data.path is recorded; leave it out")
+    yield (run.loop.plays, "curriculum",
+           f"{name} chooses the tasks of rollouts, but loop={loop.name} plays jobs; leave it out")
 
 
 def _hardware(run: ResolvedRun) -> Refusals:
@@ -219,16 +209,15 @@ def _options(kind: Kind, fits: Callable[[Any], bool]) -> str:
 
 def check_fit(trainer: Trainer, elsewhere: bool) -> None:
     """Check that the run has steps for one round, memory for its buffer, and compatible environments."""
-    refuse(chain(_parts(trainer), _time(trainer) if trainer.loop.unit == "env_steps" else ()))
+    refuse(chain(_parts(trainer), advice.misfits(trainer), _time(trainer) if trainer.loop.unit == "env_steps" else ()))
     if not (elsewhere and trainer.resolved.plan.accelerator == "cuda"):  # its processes check their memory
         refuse(_memory(trainer))
 
 
 # fmt: off
 def _parts(trainer: Trainer) -> Refusals:
-    """Check environments, weights and dataset against algorithm, exploration modules and buffer."""
+    """Check environments and weights against algorithm, exploration modules and buffer."""
     config, needs, spec = trainer.config, trainer.resolved.needs, trainer.collector.spec
-    capacity, rows = getattr(config.buffer.cfg, "capacity", None), spec.rows * config.num_envs
     strided = needs.data == "windows" and needs.window.stride
     yield (strided and spec.autoreset is not AutoresetMode.NEXT_STEP, "env",
            "resets within the step that ends an episode, which leaves gaps in the stored rows, over which no recurrent "
@@ -237,21 +226,13 @@ def _parts(trainer: Trainer) -> Refusals:
         changes = chosen.cls.perturb_weights is not Exploration.perturb_weights
         yield (changes and not [*trainer.algorithm.parameters()], f"exploration.{key}",
                f"changes weights, but {config.algo.name} has none; leave it out")
-    kept = trainer.loop.one_pass and capacity is not None and needs.data in ("windows", "episodes")
-    yield (kept and capacity < rows, trainer.buffer.size_key,
-           f"{capacity} rows do not hold the {rows} rows of the dataset; raise it, or set loop.stream=true, "
-           "which reads during training")
 
 
 def _time(trainer: Trainer) -> Refusals:
     """Check that the run has steps for a round of collection, and for an update if it trains."""
     config, total, length = trainer.config, trainer.config.total_steps, trainer.ctx.rollout_length
-    recorded = trainer.collector.spec.steps or total
     each = f"{(steps := length * config.num_envs)} steps (num_envs={config.num_envs} x {length} steps of each)"
     yield total < steps, "total_steps", f"{total} is less than one round of collection, {each}; raise it"
-    yield (trainer.loop.one_pass and recorded < total, "total_steps",
-           f"{total} is more than the {recorded} steps of the dataset, which loop={config.loop.name} reads once; "
-           f"use {recorded} or less")
     if any(p.requires_grad for p in trainer.algorithm.parameters()):
         tempo = ["num_steps_sampled_before_learning_starts", "replay_ratio"]
         tempo += ["train_batch_size"] if trainer.resolved.needs.data == "segments" else []

@@ -6,15 +6,12 @@ import itertools
 import math
 import os
 import signal
-import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, TypeAlias
 
-import psutil
-
+from rlplug.agent import adopt
 from rlplug.api import Plan
 from rlplug.checkpointing.format import Checkpoint, checkpoints, find, tidy
 from rlplug.collection.play import Stopped
@@ -31,13 +28,13 @@ from rlplug.nn import remarks
 from rlplug.registry.installed import check_installed, check_same, installed
 from rlplug.run import checks, run_dir
 from rlplug.run.build import build, start
-from rlplug.run.callbacks import callbacks_of, restore
-from rlplug.run.loggers import DISK, AtOnce
+from rlplug.run.callbacks import restore
+from rlplug.script import Sent, dumps
+from rlplug.tracking import DISK, AtOnce, process_age
 from rlplug.trainer.trainer import Trainer
 from rlplug.types import STEP, CheckpointError, ConfigError, RunError
 
 Tell: TypeAlias = Callable[[str], None]  # called with each line for the user
-_driven = itertools.count()  # counts the runs of this process
 STOPPING = b"\nrlplug: stopping after this round, with a checkpoint; press Ctrl-C again to stop at once, without one\n"
 
 
@@ -72,10 +69,17 @@ def resume(path: str | Path, overrides: Sequence[str] = (), tell: Tell = print) 
         ConfigError: the run cannot be resumed, or not with these overrides; nothing was written.
         RunError, KeyboardInterrupt: see ``train``.
     """
-    folder = Path(path)
-    raw, *_ = _read(folder, overrides)
-    plan: Plan = choose("hardware", "hardware", raw.get("hardware")).plan()
-    return _launch(plan, raw, folder, tell, _resume, list(overrides))
+    folder, (raw, *_) = Path(path), _read(Path(path), overrides)
+    return _launch(_plan(raw), raw, folder, tell, _resume, list(overrides))
+
+
+def planned(folder: Path, overrides: Sequence[str]) -> Plan:
+    """Return the hardware plan of a run that is resumed. Raises as ``resume``."""
+    return _plan(_read(folder, overrides)[0])
+
+
+def _plan(raw: dict[str, Any]) -> Plan:
+    return choose("hardware", "hardware", raw.get("hardware")).plan()
 
 
 def _launch(plan: Plan, raw: dict[str, Any], folder: Path, tell: Tell, work: Callable[..., Any], *args: Any) -> Any:
@@ -94,10 +98,10 @@ def _launch(plan: Plan, raw: dict[str, Any], folder: Path, tell: Tell, work: Cal
         from rlplug.actors.launcher import on_cluster as start_ranks
     else:
         start_ranks = spawn_ranks
-    restarts = plan.max_restarts
+    restarts, objects = plan.max_restarts, dumps(raw)
     while True:
         try:
-            return start_ranks(plan, work, plan, folder, *args, tell=tell)
+            return start_ranks(plan, Sent(work, objects), plan, folder, *args, tell=tell)
         except RunError as error:
             if not restarts or not checkpoints(folder):
                 if isinstance(error, RankError):  # the rank could not print this itself
@@ -108,9 +112,16 @@ def _launch(plan: Plan, raw: dict[str, Any], folder: Path, tell: Tell, work: Cal
             work, args = _resume, ([],)
 
 
-def _train(
+def _train(*args: Any) -> float:
+    with created(*args) as trainer:
+        return _drive(trainer)
+
+
+@contextmanager
+def created(
     fabric: AnyFabric, tell: Tell, plan: Plan, folder: Path, raw: dict[str, Any], command: list[str], notes: list[str]
-) -> float:
+) -> Iterator[Trainer]:
+    """Build a new run and create its folder."""
     raw, folder = fabric.broadcast((raw, folder))
     check_same(fabric.broadcast(installed()), f"rank {fabric.global_rank}")
     config = parse(raw)
@@ -126,12 +137,19 @@ def _train(
             lock.enter_context(run_dir.locked(folder, "hydra.run.dir"))
             run_dir.create(folder, config, plan, trainer.reports.identity, command)
             seen = (line for group in trainer.ctx.spec.groups.values() for line in remarks(group.obs))
-            for note in (*notes, *seen, *callbacks_of(trainer).stopping.notes()):
+            for note in (*notes, *seen, *trainer.reports.stopping.notes()):
                 tell(note)
-        return _drive(trainer)
+        yield trainer
 
 
-def _resume(fabric: AnyFabric, tell: Tell, plan: Plan, folder: Path, overrides: list[str]) -> float | None:
+def _resume(*args: Any) -> float | None:
+    with reopened(*args) as trainer:
+        return trainer and _drive(trainer)
+
+
+@contextmanager
+def reopened(fabric: AnyFabric, tell: Tell, plan: Plan, folder: Path, overrides: list[str]) -> Iterator[Trainer | None]:
+    """Build a run that exists already, with the state of its newest good checkpoint; None: it has finished."""
     first = fabric.is_global_zero
     tell = tell if first else lambda line: None
     check_same(fabric.broadcast(installed()), f"rank {fabric.global_rank}")
@@ -153,10 +171,13 @@ def _resume(fabric: AnyFabric, tell: Tell, plan: Plan, folder: Path, overrides: 
                 score = stopped or ("no evaluation" if done.score is None else f"evaluation {done.score:,.1f}")
                 way = "set stop=null, or another limit" if stopped else f"raise total_steps above {config.total_steps}"
                 tell(f"{folder} has finished: {getattr(done, unit):,} {STEP[unit]}s, {score}. To continue, {way}")
-                return None
+                yield None
+                return
             if checkpoint is None:
                 raise CheckpointError(f"{folder} has finished: no checkpoint to resume")
         with closing(build(config, folder, fabric, plan, manifest["run"])) as trainer, last_words():
+            if checkpoint is None:
+                adopt(trainer.algorithm, config, config.start_from or {}, "start_from")
             start(trainer)
             missing = restore(trainer, checkpoint) if checkpoint else []
             where = f"{STEP[unit]} {trainer.steps:,}" if checkpoint else "the beginning: there was no checkpoint yet"
@@ -169,7 +190,7 @@ def _resume(fabric: AnyFabric, tell: Tell, plan: Plan, folder: Path, overrides: 
                 for aside in tidy(folder, checkpoint):
                     tell(f"damaged files were moved to {aside}")
                 run_dir.note_resumed(folder, config, manifest, progress, changed)
-            return _drive(trainer)
+            yield trainer
 
 
 def _read(folder: Path, overrides: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any], list[str]]:
@@ -204,16 +225,22 @@ def _check_own(
 
 
 def _drive(trainer: Trainer) -> float:
-    """Run the loop to its end, evaluate, and write a last checkpoint; return and raise as ``train``."""
-    callbacks, folder, status, startup, reached = callbacks_of(trainer), trainer.run_dir, "failed", 0.0, ""
+    with driven(trainer), suppress(Stopped):
+        trainer.loop.run(trainer)
+    return trainer.reports.evaluation.latest.get("eval/return_mean", math.nan)
+
+
+@contextmanager
+def driven(trainer: Trainer) -> Iterator[None]:
+    """Execute the rounds of the body, then evaluate and write a last checkpoint; raise as ``train``."""
+    callbacks, folder, status, startup, reached = trainer.reports, trainer.run_dir, "failed", 0.0, ""
     manager = callbacks.open(trainer)
     try:
         with _machine_errors(folder), _stop_on_signal(trainer), denormals_flushed(), _end_without_machine(trainer):
             trainer.hooks.hook.rlplug_started(run=trainer)
             trainer.clock.started_up()
-            startup = _age() or trainer.clock.startup_s
-            with suppress(Stopped):
-                trainer.loop.run(trainer)
+            startup = process_age() or trainer.clock.startup_s
+            yield
             reached = callbacks.stopping.reason
             callbacks.finish(trainer)
             if trainer.resolved.plan.actors is not None and trainer.ctx.rank != 0:
@@ -238,17 +265,6 @@ def _drive(trainer: Trainer) -> float:
     finally:
         if trainer.ctx.rank == 0:
             _end(trainer, status, startup, reached)
-    return callbacks.evaluation.latest.get("eval/return_mean", math.nan)
-
-
-def _age() -> float:
-    """Return the age of this process in seconds; 0 unless this is the first run of a command line."""
-    if next(_driven) or "rlplug" not in Path(sys.argv[0]).parts[-2:]:
-        return 0.0
-    created = psutil.Process().create_time()
-    if sys.platform == "linux":  # start times count from boot, which psutil knows to a second only
-        return time.clock_gettime(time.CLOCK_BOOTTIME) - (created - psutil.boot_time())
-    return time.time() - created
 
 
 def _end(trainer: Trainer, status: str, startup: float, reached: str) -> None:
@@ -258,7 +274,7 @@ def _end(trainer: Trainer, status: str, startup: float, reached: str) -> None:
         startup: seconds before the loop began.
         reached: limit of ``stop`` that ended the loop.
     """
-    callbacks, progress, folder = callbacks_of(trainer), trainer.progress, trainer.run_dir
+    callbacks, progress, folder = trainer.reports, trainer.progress, trainer.run_dir
     evaluation, wall = callbacks.evaluation, trainer.clock.wall()
     loop_s = wall - trainer.clock.startup_s
     summary = {"status": status} | ({"stopped": reached} if reached else {})

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
@@ -16,23 +14,23 @@ import torch
 from rlplug.api import Exploration, Job
 from rlplug.buffer.samples import predictions
 from rlplug.collection.play import Stopped
-from rlplug.config import show
+from rlplug.config.schema import Log
 from rlplug.context import ResolvedRun
-from rlplug.estimation.estimator import Estimator
 from rlplug.evaluation.evaluator import Evaluator, evaluates_itself, shares_of, side_by_side
 from rlplug.evaluation.video import ALONE, pictures, record
 from rlplug.functional.schedule import due
-from rlplug.registry.discovery import unknown
+from rlplug.hooks import episode_means
+from rlplug.limits import Stopping
+from rlplug.tracking import SystemUsage
 from rlplug.trainer.policy import BehaviorPolicy
 from rlplug.trainer.trainer import Trainer
-from rlplug.types import Batch, ConfigError, NamedWeights, Progress, RunError, Tree
+from rlplug.types import Batch, ConfigError, NamedWeights, Progress, Tree
 
 if TYPE_CHECKING:
     from rlplug.actors.collector import AsyncEval
 
 
-WRONG = "is no limit: should be a number to reach, or '<0.1' to fall below, of env_steps, updates, eval/, train/ ..."
-METRIC = re.compile(r"env_steps|updates|(eval|episode|train|time|buffer)/.+")
+LEAST = "episode/return_least_exploring"
 
 
 def least_exploring(modules: Iterable[Exploration]) -> set[int]:
@@ -42,10 +40,10 @@ def least_exploring(modules: Iterable[Exploration]) -> set[int]:
 
 
 class MetricsLog:
-    """Rows of metrics, one per ``every`` steps and one per evaluation."""
+    """Rows of metrics, one per ``cfg.every`` steps and one per evaluation."""
 
-    def __init__(self, every: int, stopping: Stopping) -> None:
-        self.every, self.rows, self.stopping = every, 0, stopping
+    def __init__(self, cfg: Log, stopping: Stopping) -> None:
+        self.every, self.rows, self.stopping, self.usage = cfg.every, 0, stopping, SystemUsage() if cfg.system else None
         self.wall, self.last = 0.0, Progress()  # of the run at the last row of means
 
     def steps(self, trainer: Trainer) -> int:
@@ -63,20 +61,26 @@ class MetricsLog:
         rows = rows.view(-1, 3 + len(trainer.episodes.groups))
         finished = trainer.learner.placement.gather(rows).tolist()
         progress.episodes += len(finished)
-        row: dict[str, float] = {}
+        metrics = [*trainer.collector.episode_metrics(), *trainer.reports.user.drain()]
+        row = episode_means(trainer.learner.placement.exchange(metrics))
+        reported = bool(row)  # some of the metrics of others may come later
         if finished:
             returns, lengths, envs, *by_group = zip(*finished, strict=True)
             row |= {"episode/return": float(np.mean(returns)), "episode/length": float(np.mean(lengths))}
             names = [f"episode/return/{name}" for name in trainer.episodes.groups]
             row |= {name: float(np.mean(returns)) for name, returns in zip(names, by_group, strict=True)}
+            if not reported:
+                self.stopping.require(row | {LEAST: 0.0}, "episode/")
             least = least_exploring(trainer.policy.exploration.values())
             if kept := [total for total, env in zip(returns, envs, strict=True) if env in least]:
-                row["episode/return_least_exploring"] = float(np.mean(kept))
+                row[LEAST] = float(np.mean(kept))
         means = trainer.means.drain() | trainer.learner.steps.drain()
         row |= {f"train/{name}": value for name, value in means.items()}
         own: Mapping[str, float] = trainer.buffer.metrics()
         ranks = trainer.learner.placement.exchange(own)
         row |= {f"buffer/{name}": sum(metrics[name] for metrics in ranks) for name in own}
+        if (curriculum := trainer.policy.curriculum) is not None:
+            row |= {f"curriculum/{name}": value for name, value in curriculum.metrics().items()}
         spent: Mapping[str, float] = trainer.collector.metrics()
         waiting = trainer.learner.placement.ranks.exchange(spent)
         row |= {f"time/{name}": float(np.mean([rank[name] for rank in waiting if rank])) for name in spent}
@@ -85,6 +89,7 @@ class MetricsLog:
         if progress.env_steps:
             row["time/env_steps_per_s"] = (progress.env_steps - self.last.env_steps) / seconds
         row["time/updates_per_s"] = (progress.updates - self.last.updates) / seconds
+        row |= self.usage.read() if self.usage else {}
         row |= {"time/wall_s": wall} | {f"time/{phase}": spent for phase, spent in clock.spent.items()}
         self.wall, self.last = wall, replace(progress)
         self.log_row(trainer, row)
@@ -92,6 +97,8 @@ class MetricsLog:
     def log_row(self, trainer: Trainer, row: Mapping[str, float]) -> None:
         self.rows += 1
         self.stopping.read(row)
+        if (curriculum := trainer.policy.curriculum) is not None and curriculum.metric in row:
+            curriculum.read(row[curriculum.metric])
         trainer.hooks.hook.rlplug_logged(run=trainer, metrics=row, step=trainer.steps)
 
     def state(self) -> Tree:
@@ -99,44 +106,6 @@ class MetricsLog:
 
     def load(self, state: Tree, wall: float) -> None:
         self.rows, self.last, self.wall = state["rows"], Progress(state["steps"], state["updates"]), wall
-
-
-class Stopping:
-    """Ends a run early when a metric reaches its limit (``stop``).
-
-    Args:
-        limits: by metric: a number to reach, or ``"<0.1"`` to fall below.
-
-    Raises:
-        ConfigError: there is no such metric, or no such limit.
-    """
-
-    def __init__(self, limits: Mapping[str, float | str]) -> None:
-        self.limits, self.reason = dict[str, tuple[str, float]](), ""  # which limit was reached
-        self.seen = set[str]()  # metrics with a value so far
-        for metric, limit in limits.items():
-            found = re.fullmatch(r"([<>]?) *([-+.\de]+)", str(limit), re.I)
-            if not found or not METRIC.fullmatch(metric):
-                raise ConfigError(f"stop.{metric}", f"{show(limit)} {WRONG}")
-            self.limits[metric] = found[1] or ">", float(found[2])
-
-    def notes(self) -> list[str]:
-        """Return a line that names the limits, if any."""
-        limits = (f"{metric} {sign.replace('>', '>=')} {limit:g}" for metric, (sign, limit) in self.limits.items())
-        return [f"stops early at {' or '.join(limits)}"] * bool(self.limits)
-
-    def require(self, row: Iterable[str], prefix: str) -> None:
-        """Raise ``RunError`` if there is a limit for a metric of a prefix that is not in ``row``."""
-        if missing := next((name for name in self.limits if name.startswith(prefix) and name not in row), None):
-            raise RunError(f"stop.{missing}: there is no such metric; {unknown(missing, row)}")
-
-    def read(self, row: Mapping[str, float]) -> None:
-        """Compare a row of metrics with the limits."""
-        self.seen |= row.keys()
-        for metric in self.limits.keys() & row.keys():
-            (sign, limit), value = self.limits[metric], row[metric]
-            if not self.reason and (value < limit if sign == "<" else value >= limit):
-                self.reason = f"{metric} reached {value:,.6g} (stop: {sign.replace('>', '>=')} {limit:,.6g})"
 
 
 class Schedule:
@@ -242,43 +211,3 @@ class Evaluation(Schedule):
         self.evaluator.close()
         if self.actors is not None:
             self.actors.close()
-
-
-class Estimation(Schedule):
-    """Off-policy estimates at every evaluation, on rank 0; none without an estimator."""
-
-    def __init__(self, estimator: Estimator | None, every: int) -> None:
-        super().__init__(every, estimator is not None)
-        self.estimator = estimator
-
-    def run(self, trainer: Trainer) -> dict[str, float]:
-        """Estimate with the current weights."""
-        assert self.estimator is not None
-        with trainer.clock.phase("estimate"):
-            self.latest = self.estimator.estimate(trainer.steps)
-        self.mark(trainer)
-        return self.latest
-
-
-def estimator_of(resolved: ResolvedRun, policy: BehaviorPolicy) -> Estimator | None:
-    """Return the estimator on the recorded episodes; None: estimates are off, or this is another rank.
-
-    Raises:
-        ConfigError: estimates are requested but impossible.
-    """
-    config, cfg = resolved.config, resolved.config.estimate
-    playable = config.env.cls.traits.playable
-    if policy.ctx.rank or cfg.with_eval is False or (cfg.with_eval is None and playable):
-        return None
-    if (paths := cfg.path or config.data.path) is None:
-        raise ConfigError("estimate.with_eval", "true needs recorded episodes: estimate.path=<folder>")
-    key = "estimate.path" if cfg.path else "data.path"
-    said = partial(print, "rlplug:", file=sys.stderr, flush=True)
-    tell = said if cfg.path else lambda note: None  # notes on data.path are printed elsewhere
-    try:
-        return Estimator.reading(config, paths, key, policy.algorithm, policy.ctx, policy.normalize, tell)
-    except ConfigError as error:
-        if cfg.with_eval:
-            raise
-        said(f"no evaluation is possible without an environment: {error}")
-        return None

@@ -6,8 +6,6 @@ import fcntl
 import json
 import os
 import platform
-import subprocess
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
@@ -26,10 +24,11 @@ from rlplug.checkpointing.serialize import damaged
 from rlplug.config import RunConfig, migrate, nested
 from rlplug.plan import Plan
 from rlplug.registry.installed import versions
+from rlplug.script import described
+from rlplug.tracking import checkout
 from rlplug.types import CheckpointError, ConfigError, Progress
 
 CONFIG, SUMMARY, LOCK = "config.yaml", "summary.json", "run.lock"
-GIT_S = 20  # timeout of git in seconds
 
 
 class _Repeating(yaml.SafeDumper):
@@ -39,13 +38,18 @@ class _Repeating(yaml.SafeDumper):
         return True
 
 
-class _NoAliases(yaml.SafeLoader):
-    """Rejects aliases, because a few lines of them can expand to more than fits into memory."""
+class _Loader(yaml.SafeLoader):
+    """Rejects names that are not text, and aliases: a few lines of them can expand to more than fits into memory."""
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         if self.check_event(yaml.AliasEvent):
             raise yaml.YAMLError("it has an alias")
         return super().compose_node(parent, index)
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        if odd := [name.value for name, _ in node.value if name.tag != "tag:yaml.org,2002:str"]:
+            raise yaml.YAMLError(f"the name of a setting is not text: {odd[0]!r}")
+        return super().construct_mapping(node, deep)
 
 
 class Resumed(BaseModel):
@@ -104,8 +108,8 @@ def create(folder: Path, config: RunConfig, plan: Plan, identity: str, command: 
     gpu = torch.cuda.get_device_name() if plan.accelerator == "cuda" else None
     hardware = {"machine": platform.machine(), "cpus": os.cpu_count(), "accelerator": gpu, "plan": asdict(plan)}
     manifest = {"run": identity, "format": FORMAT, "command": list(command), "versions": versions()}
-    manifest |= {"unit": config.loop.cls.unit, "plugins": origins(config), "git": _git(), "hardware": hardware}
-    manifest |= {"resumed": []}
+    manifest |= {"unit": config.loop.cls.unit, "plugins": origins(config), "git": checkout(), "hardware": hardware}
+    manifest |= {"resumed": [], "script": described(config.raw)}
     write_config(folder, config.raw)
     write_json(folder / MANIFEST, manifest)
 
@@ -129,7 +133,7 @@ def read(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         raise CheckpointError(f"{folder} {what}")
     manifest = read_manifest(folder, RunManifest)
     try:
-        raw = yaml.load(atomic.read(folder / CONFIG), _NoAliases)
+        raw = yaml.load(atomic.read(folder / CONFIG), _Loader)
         if not isinstance(raw, dict):
             raise ValueError("it contains no settings")
     except (OSError, ValueError, KeyError, TypeError, RecursionError, yaml.YAMLError) as error:
@@ -165,6 +169,7 @@ def note_resumed(
 def origins(config: RunConfig) -> dict[str, dict[str, str]]:
     """Return kind, name, distribution and version of every component, by its config key."""
     chosen = [config.algo, config.env, config.buffer, config.loop, config.hardware]
+    chosen += [config.curriculum] if config.curriculum is not None else []
     for several in (config.models, config.exploration, config.logger):
         chosen += several.values()
     owned = [(part, registry.owner(part.kind, part.name)) for one in chosen for part in nested(one)]
@@ -176,32 +181,3 @@ def origins(config: RunConfig) -> dict[str, dict[str, str]]:
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     atomic.replace(path, (json.dumps(content, indent=2) + "\n").encode())
-
-
-def _git() -> dict[str, Any] | None:
-    """Return the commit of the working directory's checkout and whether it has changes; None outside of one.
-
-    The configuration of an untrusted repository can execute programs, as monitor, filters or hooks. Therefore git
-    looks for changes through a folder without configuration that links to the same objects and index.
-    """
-
-    def ask(*words: str, **variables: str) -> str:
-        given = {"env": {**os.environ, **variables}, "capture_output": True, "text": True, "timeout": GIT_S}
-        return subprocess.run(["git", "-c", "core.fsmonitor=", *words], check=True, **given).stdout  # type: ignore[call-overload]
-
-    paths = [word for name in ("objects", "index", "info/exclude") for word in ("--git-path", name)]
-    try:
-        commit, *found = ask("rev-parse", "HEAD", *paths).splitlines()
-        objects, index, exclude = map(os.path.abspath, found)
-        top = next(str(folder) for folder in (Path.cwd(), *Path.cwd().parents) if (folder / ".git").exists())
-        with tempfile.TemporaryDirectory() as own:
-            for name in ("refs", "info"):
-                Path(own, name).mkdir()
-            Path(own, "HEAD").write_text(commit, encoding="ascii")
-            Path(own, "info", "exclude").symlink_to(exclude)
-            places = {"GIT_DIR": own, "GIT_WORK_TREE": top, "GIT_OBJECT_DIRECTORY": objects, "GIT_INDEX_FILE": index}
-            words = ("status", "--porcelain", "--ignore-submodules=dirty")
-            changed = ask(*words, GIT_OPTIONAL_LOCKS="0", **places)
-    except (OSError, ValueError, subprocess.SubprocessError, StopIteration):
-        return None
-    return {"commit": commit, "changed": bool(changed.strip())}

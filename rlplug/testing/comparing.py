@@ -79,6 +79,6 @@ def _metrics(path: Path) -> dict[str, Any]:
     """Return every cell as written, and the order of the columns."""
     with path.open(newline="") as file:
         table = csv.DictReader(file)
-        columns = [name for name in table.fieldnames or () if not name.startswith("time/")]
+        columns = [name for name in table.fieldnames or () if not name.startswith(("time/", "system/"))]
         cells = {f"row {i}, {name}": row[name] for i, row in enumerate(table) for name in columns}
     return {"columns": columns} | cells

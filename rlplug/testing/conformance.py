@@ -271,6 +271,10 @@ def _properties(kind: Kind, name: str, env: str | None, overrides: tuple[str, ..
         case "loop":
             yield "run", partial(others.check_loop, name, *overrides)
             yield "resumes", partial(others.check_loop_resumes, name, *overrides)
+        case "curriculum":
+            case = case_of((f"curriculum={option_of(kind, name)}", *words))
+            yield "tasks", partial(_on, others.check_curriculum, case)
+            yield "resumes", partial(_on, resume.check_resumes, case)
         case "hardware":
             yield "plan", partial(others.check_hardware, name)
     if kind == "env" and not env and registry.load("env", name).traits.playable:

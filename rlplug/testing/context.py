@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from gymnasium import spaces
 
-from rlplug.registry import until_refresh
+from rlplug.registry.discovery import until_refresh
 from rlplug.types import EnvSpec, Group
 
 if TYPE_CHECKING:

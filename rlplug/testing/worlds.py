@@ -1,5 +1,5 @@
-"""Test environments: ``World-v0`` with every kind of space, ``MaskedCartPole-v0`` with action masks,
-``FaultyCartPole-v0``, which fails, and ``SlowCartPole-v0``, which is slow.
+"""Test environments: ``World-v0`` with every kind of space, ``Troop`` of two such agents, ``MaskedCartPole-v0`` with
+action masks, ``FaultyCartPole-v0``, which fails, and ``SlowCartPole-v0``, which is slow.
 
 ``env.id=rlplug.testing.worlds:World-v0``
 """
@@ -14,8 +14,10 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+import torch
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space, Tuple
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from torch import Tensor, nn
 
 _VECTOR, _IMAGE = Box(-2.0, 2.0, (3,), np.float32), Box(0, 255, (6, 6, 3), np.uint8)
 OBSERVATIONS: dict[str, Space[Any]] = {
@@ -34,6 +36,19 @@ ACTIONS: dict[str, Space[Any]] = {
     "multi_discrete": MultiDiscrete([3, 2]),
     "multi_binary": MultiBinary(3),
 }
+
+
+class Net(nn.Module):
+    """A network of a user: one layer on the flattened observation."""
+
+    def __init__(self, space: Space[Any], size: int = 16) -> None:
+        super().__init__()
+        self.layer = nn.Sequential(nn.LazyLinear(size), nn.Tanh())
+
+    def forward(self, x: Any) -> Tensor:
+        """Map observations ``[n, ...]`` to features ``[n, size]``."""
+        parts = x.values() if isinstance(x, dict) else [x]
+        return self.layer(torch.cat([part.flatten(1) for part in parts], 1))
 
 
 class World(gymnasium.Env[Any, Any]):
@@ -82,6 +97,51 @@ class World(gymnasium.Env[Any, Any]):
         scores = [self.np_random.random(int(n)) for n in self.sizes]
         self.mask = [(part > 0.5) | (part == part.max()) for part in scores]
         return obs, {"action_mask": np.concatenate(self.mask).astype(np.int8)}
+
+
+class Troop:
+    """Two agents, each with a ``World`` of its own, as dicts by agent.
+
+    An agent leaves when its episode ends. The second comes back two steps later, once, if the first is still there.
+
+    Args:
+        world: arguments of ``World``.
+    """
+
+    def __init__(self, **world: Any) -> None:
+        self.possible_agents = ["first", "second"]
+        self._worlds = {name: World(**world) for name in self.possible_agents}
+        self.observation_space, self.action_space = (
+            getattr(self._worlds["first"], f"{kind}_space") for kind in ("observation", "action")
+        )
+        self.state_space = Box(0.0, 1.0, (2,), np.float32)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, Any]:
+        rng = np.random.default_rng(seed)
+        rows = {name: world.reset(seed=int(rng.integers(2**31))) for name, world in self._worlds.items()}
+        self._alive, self._absent = {*rows}, 0
+        return _apart(rows)
+
+    def state(self) -> np.ndarray:
+        """Return which agents are there."""
+        return np.array([name in self._alive for name in self.possible_agents], np.float32)
+
+    def step(self, actions: dict[str, Any]) -> tuple[Any, ...]:
+        results = {name: self._worlds[name].step(action) for name, action in actions.items()}
+        rows = {name: (obs, info) for name, (obs, *_, info) in results.items()}
+        flags = [{name: result[i] for name, result in results.items()} for i in (2, 3)]
+        self._alive = {name for name in results if not (flags[0][name] or flags[1][name])}
+        self._absent += "second" not in self._alive
+        if self._absent == 2 and "first" in self._alive and "second" not in results:
+            rows["second"] = self._worlds["second"].reset()
+            self._alive |= {"second"}
+        ends = [of | {"__all__": not self._alive} for of in flags]
+        return _apart(rows)[0], {name: result[1] for name, result in results.items()}, *ends, _apart(rows)[1]
+
+
+def _apart(rows: dict[str, tuple[Any, Any]]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return observations and infos by agent."""
+    return {name: obs for name, (obs, _) in rows.items()}, {name: info for name, (_, info) in rows.items()}
 
 
 class MaskedCartPole(gymnasium.Wrapper[Any, Any, Any, Any]):

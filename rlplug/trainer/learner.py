@@ -30,6 +30,7 @@ class RankLearner:
 
     Args:
         placement: placement of the run's data; None: every rank's buffer holds the data of its own environments.
+        watching: further modules that observe rows.
         options: arguments of ``GradientSteps``.
     """
 
@@ -44,6 +45,7 @@ class RankLearner:
         progress: Progress | None = None,
         normalizer: Normalizer | None = None,
         placement: Placement | None = None,
+        watching: Sequence[Trainable] = (),
         **options: Any,
     ) -> None:
         self.fabric, self.ctx, self.algorithm, self.buffer = fabric, ctx, algorithm, buffer
@@ -52,11 +54,11 @@ class RankLearner:
         self.steps = GradientSteps(ctx, self.placement.ranks, self.progress, **options)
         self._whole_update = WholeUpdate(self._learned, self.steps)
         self._checked = False  # whether the first update has been checked
-        self._observing = False
+        self._observing, self._watching = False, (*self.exploration.values(), *watching)
         drawn = ctx.needs.data == "windows" or (ctx.needs.data == "episodes" and ctx.needs.off_policy)
         self._replicated = self.placement.parts == 1 and not drawn  # whether every rank has all rows of a sample
         self._same = self._replicated  # the same of what a loop gives; see ``hold``
-        observing = [type(x).observe is not Trainable.observe for x in (algorithm, *self.exploration.values())]
+        observing = [type(x).observe is not Trainable.observe for x in (algorithm, *self._watching)]
         self.observers = (normalizer and normalizer.counts) or any(observing)  # whether a module observes rows
 
     def _first_update(self, batch: Batch | None) -> Losses:
@@ -194,7 +196,7 @@ class RankLearner:
         if self.normalizer is not None:
             self.normalizer.observe(segment, self)
             segment = replace(segment, batch=self.normalizer.normalized(segment.batch))
-        for extra in self.exploration.values():
+        for extra in self._watching:
             extra.observe(segment, self)
         self._observing = False
 

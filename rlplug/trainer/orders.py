@@ -27,7 +27,7 @@ class Orders:
             return sys.maxsize * (self.progress.updates < self.ctx.total_steps)
         return (self.ctx.total_steps - self.progress.env_steps) // self._round_envs
 
-    def submit(self, collector: Collector, mode: Mode) -> int | None:
+    def submit(self, collector: Collector, mode: Mode, tasks: Tree = None) -> int | None:
         """Submit a round and rollouts in advance; return the segments of a round (None: one from all shards).
 
         Requests always add up to whole rounds, so that ranks do not deadlock.
@@ -44,7 +44,7 @@ class Orders:
             idle = [shard for shard, n in in_flight.items() if n < ahead][: max(0, most - sum(in_flight.values()))]
             if idle:
                 version = self._version(length * per_shard * len(idle) / total)
-                collector.submit(Rollout(length, mode, version, self._version_steps), idle)
+                collector.submit(Rollout(length, mode, version, self._version_steps, tasks), idle)
         return tempo.shards and count
 
     def _version(self, steps: float) -> int:

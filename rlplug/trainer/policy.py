@@ -9,7 +9,7 @@ import numpy as np
 
 from rlplug import tree
 from rlplug.agents import exploration_of
-from rlplug.api import Algorithm, Exploration, VecEnv
+from rlplug.api import Algorithm, Curriculum, Exploration, VecEnv
 from rlplug.collection.finishing import Transform, transforms
 from rlplug.collection.play import Player
 from rlplug.collection.shard import ShardCollector
@@ -43,10 +43,14 @@ class BehaviorPolicy:
         }
         self.normalizer = Normalizer(config.preprocess, ctx.spec, len(ctx.env_ids)).to(ctx.device)
         self.normalize = self.normalizer if self.normalizer.obs else None
+        teaches = None if acts_only else config.curriculum
+        self.curriculum: Curriculum | None = teaches.build(ctx) if teaches else None
         self._modules = {"algorithm": self.algorithm, "exploration": self.exploration, "normalizer": self.normalizer}
+        self._modules |= {"curriculum": self.curriculum} if teaches else {}
 
     def env(self, shard: EnvShard, render: bool = False) -> VecEnv:
-        return self.config.env.build(self.ctx.derive(shard=shard, render=render))
+        chosen = self.config.eval_env if shard.role == "eval" else self.config.env
+        return chosen.build(self.ctx.derive(shard=shard, render=render))
 
     def shard(self, env_ids: Sequence[int], **options: Any) -> ShardCollector:
         """Create a collector of training environments in this process; options: see ``ShardCollector``."""

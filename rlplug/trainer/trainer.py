@@ -54,7 +54,7 @@ class Trainer(Run):
 
     @property
     def logged(self) -> int:
-        return self.reports.logged
+        return self.reports.log.rows
 
     @property
     def evaluated(self) -> tuple[int, int]:
@@ -88,7 +88,8 @@ class Trainer(Run):
         self.policy.normalizer.commit()
         self.ctx.schedules.refresh(self.steps)  # also of exploration modules
         with self.clock.phase("collect"):
-            segments = self.collector.poll(self.orders.submit(self.collector, mode))
+            tasks = self.policy.curriculum and self.policy.curriculum.tasks()
+            segments = self.collector.poll(self.orders.submit(self.collector, mode, tasks))
             steps = [self._receive(segment) for segment in segments]
             self.progress.env_steps += self.agreement.reach(sum(steps))
         if self.collector.spec.steps is not None:

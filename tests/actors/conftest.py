@@ -22,10 +22,10 @@ TWO = ("hardware.actors.count=2", "hardware.actors.num_cpus=0.5", "hardware.acto
 
 
 @pytest.fixture(scope="package")
-def cluster() -> Iterator[None]:
-    """A Ray cluster that exists before the runs, as in a notebook: they join it and leave it running."""
-    with connected(Plan(ray=RayCluster(**NEW))):
-        yield
+def cluster() -> Iterator[str]:
+    """The address of a Ray cluster that exists before the runs, as in a notebook: they join it and leave it running."""
+    with connected(Plan(ray=RayCluster(**NEW))) as address:
+        yield address
 
 
 def play(words: tuple[str, ...], updates: int, disturb: Callable[[int, Trainer], None] | None = None) -> dict[str, Any]:

@@ -101,6 +101,7 @@ def test_an_address_where_another_program_answers(tmp_path: Path):
     )
 
 
+@pytest.mark.slow
 def test_a_cluster_that_asks_for_its_token(tmp_path: Path):
     """This machine has none."""
     token, port = tmp_path / "token", free_port()
@@ -126,7 +127,7 @@ def test_no_address(tmp_path: Path):
     assert "hardware.ray.address: 'there' is not host:port" in refused(tmp_path, "there")
 
 
-def test_ray_leaves_sigterm_alone(cluster: None):
+def test_ray_leaves_sigterm_alone(cluster: str):
     """Ray would replace its handler."""
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
@@ -134,7 +135,7 @@ def test_ray_leaves_sigterm_alone(cluster: None):
 RAY = (*PPO, "hardware.actors.count=2", "hardware.actors.num_cpus=0")
 
 
-def test_an_actor_that_starts_too_slowly(tmp_path: Path, cluster: None):
+def test_an_actor_that_starts_too_slowly(tmp_path: Path, cluster: str):
     slow = ("num_envs=2", "env.id=rlplug.testing.worlds:SlowCartPole-v0", "+env.kwargs.to_make=3")
     words = (*RAY, *slow, "hardware.actors.start_timeout_s=0.5", "hardware.actors.max_restarts=0")
     message = r"^actor \d .*: no step for 0.5 s; last seen starting; raise hardware.actors.start_timeout_s"
@@ -159,8 +160,9 @@ def descendants(program: subprocess.Popen[str]) -> list[psutil.Process]:
 
 
 def test_a_cluster_of_a_run_is_of_this_machine_and_ends_with_the_run(tmp_path: Path):
+    """It is no other one, such as that of RAY_ADDRESS, which does not exist."""
     words = [sys.executable, "-m", "rlplug", *RAY, "total_steps=1e9", f"hydra.run.dir={tmp_path / 'run'}"]
-    program = subprocess.Popen(words, text=True)
+    program = subprocess.Popen(words, text=True, env=os.environ | {"RAY_ADDRESS": "127.0.0.1:1"})
     while program.poll() is None and not (tmp_path / "run" / "manifest.json").exists():
         time.sleep(0.1)
     everyone = descendants(program)

@@ -8,7 +8,7 @@ import pytest
 from rlplug import load
 from rlplug.cli import main
 from tests.contract.tenants.agents import FILES
-from tests.installing import install, site  # noqa: F401  fixtures
+from tests.installing import installed
 
 SMALL = (
     "tuned=none",
@@ -21,9 +21,7 @@ SMALL = (
 )
 
 
-@pytest.fixture(autouse=True)
-def teams(install):  # noqa: F811
-    install("rlplug-teams", "rlplug_teams", FILES)
+teams = installed("rlplug-teams", "rlplug_teams", FILES)
 
 
 def trained(tmp_path, *words):

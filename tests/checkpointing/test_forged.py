@@ -22,6 +22,7 @@ from rlplug.cli import main
 from rlplug.config import choose, default_node
 from rlplug.config.changes import resumed
 from rlplug.envs import snapshot
+from rlplug.run import run_dir
 from rlplug.tree import check_like
 from rlplug.types import CheckpointError, ConfigError
 from tests.checkpointing.runs import copy_of
@@ -109,6 +110,39 @@ def test_a_file_that_is_larger_than_memory(verb: str, scene: Scene, capsys: pyte
     assert main([verb, str(scene.run)]) == 2
     said = capsys.readouterr().err
     assert "weights.pt: its 4,398,046,511,104 bytes do not fit into memory" in said
+    assert "Traceback" not in said
+
+
+ROWS_OF = {
+    "current": ("rank0", ("collector", "open", "obs")),
+    "open": ("rank0", ("buffer", "open", "obs")),
+    "observation": ("rank0_rows_37_101", ("obs",)),
+    "action": ("rank0_rows_37_101", ("action",)),
+}
+
+
+@pytest.fixture(scope="module")
+def discrete_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tool.trained("rainbow", tmp_path_factory.mktemp("discrete") / "run")
+
+
+@pytest.mark.parametrize("place", ROWS_OF)
+def test_rows_outside_of_their_discrete_spaces(
+    place: str, discrete_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    """Networks and environments would index out of range."""
+    run = copy_of(discrete_run, tmp_path / "run")
+    scene, (name, (*above, key)) = Scene(run, run, tmp_path / "marker", random.Random(0)), ROWS_OF[place]
+    file = find(run).path / f"{name}.pt"
+    whole = node = decode(file.read_bytes())
+    for part in above:
+        node = node[part]
+    node[key] = node[key] + 99
+    scene.plant(file, encode(whole))
+    assert main(["resume", str(run), "total_steps=200"]) == 2
+    said = capsys.readouterr().err
+    size = 4 if key == "action" else 16
+    assert re.search(rf"{key} ranges from \d+ to \d+; its space is Discrete\({size}\)", said), said
     assert "Traceback" not in said
 
 
@@ -256,6 +290,17 @@ def test_settings_that_are_nested_too_deeply_are_refused():
         resumed({"seed": 0, "record": deep}, [])
 
 
-def test_a_setting_whose_name_is_no_text_is_refused():
-    with pytest.raises(ConfigError, match="should be a valid string"):
-        choose("hardware", "hardware", default_node("hardware", "cpu") | {"\ud800": 1})
+@pytest.mark.parametrize(("name", "said"), [("\ud800", "should be a valid string"), (None, "null"), (1, "1")])
+def test_a_setting_whose_name_is_not_text_is_refused(name: Any, said: str):
+    with pytest.raises(ConfigError, match=rf"{said}( is not the name of a setting; names are text)?$"):
+        choose("hardware", "hardware", default_node("hardware", "cpu") | {name: 1})
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_stored_setting_whose_name_is_not_text_is_refused(nested: bool, scene: Scene):
+    path = scene.run / "config.yaml"
+    settings = yaml.safe_load(path.read_bytes())
+    (settings["algo"] if nested else settings)[None] = 3
+    scene.write(path, yaml.safe_dump(settings).encode())
+    with pytest.raises(CheckpointError, match=r"config\.yaml: the name of a setting is not text: 'null'"):
+        run_dir.read(scene.run)

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 import yaml
 
-from rlplug.agent import evaluate, load
+from rlplug.agent import load
 from rlplug.checkpointing.format import FORMAT, Checkpoint, find
 from rlplug.config import compose, migrate, parse
+from rlplug.results.evaluate import evaluate
 from rlplug.run import launch
 from rlplug.testing.comparing import differences_of_runs
 from rlplug.types import ConfigError

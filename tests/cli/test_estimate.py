@@ -10,9 +10,9 @@ import pytest
 
 import rlplug
 from rlplug import testing
-from rlplug.agent import evaluate
 from rlplug.cli import main
 from rlplug.config import compose
+from rlplug.results.evaluate import evaluate
 from rlplug.run.build import build
 from rlplug.run.launch import resume
 from rlplug.testing.comparing import compare_runs, differences_of_runs

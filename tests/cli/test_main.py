@@ -65,7 +65,8 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize(
-    ("how", "hardware"), [("module", "cpu"), ("script", "2cpu"), pytest.param("module", "2cpu", marks=pytest.mark.slow)]
+    ("how", "hardware"),
+    [("script", "2cpu"), *(pytest.param("module", where, marks=pytest.mark.slow) for where in ("cpu", "2cpu"))],
 )
 def test_modules_of_the_current_folder_are_found(how: str, hardware: str, tmp_path: Path):
     """Also by ranks of their own, and whichever way rlplug is called."""

@@ -76,7 +76,7 @@ USAGE = "new takes a kind and a name, as in `rlplug new algo mine`; see rlplug n
     ("arguments", "message"),
     [
         *((words, USAGE) for words in ("", "algo", "algo mine more", "algo name=mine")),
-        ("algos mine", "unknown kind 'algos'; did you mean algo? There are: algo, buffer, env, exploration, "),
+        ("algos mine", "unknown kind 'algos'; did you mean algo? There are: algo, buffer, curriculum, env, "),
         *((f"algo {name}", f"{name!r} is {NO_NAME}") for name in ("my-algo", "MyAlgo", "../x", "3", "a" * 300)),
         ("algo my-algo", f"'my-algo' is {NO_NAME}, as in my_algo"),
         *((f"algo {word}", f"'{word}' has another meaning in Python or YAML") for word in ("lambda", "off", "none")),

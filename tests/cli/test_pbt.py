@@ -126,7 +126,7 @@ def test_a_sweep_killed_three_times_equals_the_undisturbed_one(tmp_path):
         (["algo.lr=interval(1e-2,1e-5)"], "algo.lr: interval(0.01,1e-05) is empty: write the smaller end first"),
         (["algo.lr=interval(-1,1e-5)"], "algo.lr"),
         (["stop={env_steps: 3}"], "stop: is set by pbt at the end of every round; use total_steps"),
-        (["sweeper=pbd"], "sweeper: there is no sweeper 'pbd'; there are: pbt"),
+        (["sweeper=pbd"], "sweeper: there is no sweeper 'pbd'; there are: optuna, pbt"),
         (["sweeper.member=3"], "did you mean sweeper.members?"),
         (["~algo.lr", "~algo.gamma"], "algo"),
     ],

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 import os
 import signal
 import subprocess
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from rlplug.cli import main
-from rlplug.cli.sweep import LONGEST, check_sweep, folder_name, report
+from rlplug.cli.sweep import LONGEST, _rows, check_sweep, folder_name, grouped, report
 from rlplug.config import composed
 from rlplug.testing.comparing import differences_of_runs
 from tests.cli.test_main import SHORT
@@ -88,7 +89,16 @@ def test_the_same_command_runs_only_what_has_not_finished(
     assert f"rlplug: seed=1: has already finished, with {float(scores['seed=1']):,.1f}" in printed.err
 
     assert report(Path("sweep")) == 0  # of ranks that torchrun started, the first prints the table
-    assert capsys.readouterr().out.splitlines() == printed.out.splitlines()[-6:]
+    assert capsys.readouterr().out.splitlines() == printed.out.splitlines()[-4:]
+    head, values, _ = printed.out.splitlines()[-3:]
+    assert head.split() == ["score", "95", "%", "interval", "seeds", "status"]
+    seeds = [float(row["score"]) for row in rows()]
+    assert values.split()[0] == f"{sum(seeds) / 3:,.1f}"
+    assert values.split()[-2:] == ["3", "finished"]
+    assert all(float(row["mean_low"]) <= float(row["mean"]) <= float(row["mean_high"]) for row in rows())
+    assert report(Path("sweep"), as_json=True) == 0
+    (group,) = json.loads(capsys.readouterr().out)["groups"]
+    assert (group["values"], group["seeds"], group["score"]) == ({}, 3, pytest.approx(sum(seeds) / 3))
     monkeypatch.setenv("RANK", "1")
     assert report(Path("sweep")) == 0
     assert capsys.readouterr().out == ""
@@ -168,6 +178,25 @@ def test_jobs_stopped_in_the_middle_finish_once_each(number: int):
     if number == signal.SIGKILL:
         assert main([*FOUR, "hydra.sweep.dir=whole"]) == 0
         assert all(differences_of_runs(Path("sweep") / name, Path("whole") / name) == [] for name in names)
+
+
+def test_the_setting_with_the_best_mean_is_first_not_the_one_with_a_lucky_seed():
+    scores = {"a": [10.0, 10.0, 10.0], "b": [25.0, 0.0, 1.0], "c": [math.nan]}
+    for x, of in scores.items():
+        for seed, score in enumerate(of):
+            job = Path(f"sweep/x={x},seed={seed}")
+            job.mkdir(parents=True)
+            status = "failed" if math.isnan(score) else "finished"
+            (job / "job.json").write_text(json.dumps({"values": {"x": x, "seed": str(seed)}, "status": status}))
+            (job / "summary.json").write_text(json.dumps({"eval/return_mean": score}))
+    groups = grouped(_rows(Path("sweep")))
+    assert [(group["values"]["x"], group["score"]) for group in groups[:2]] == [
+        ("a", 10.0),
+        ("b", pytest.approx(26 / 3)),
+    ]
+    assert (groups[0]["low"], groups[0]["high"]) == (10.0, 10.0)
+    assert groups[1]["low"] < 26 / 3 < groups[1]["high"]
+    assert (groups[2]["status"], groups[2]["seeds"]) == ("failed", 0)
 
 
 SWEEPER = """

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from rlplug import hookimpl
+from rlplug import hookimpl, tree
 from rlplug.api import Job
 from rlplug.collection.play import MOST_COLUMNS, rounds
 from rlplug.config import compose, parse
@@ -75,6 +75,33 @@ def test_a_lane_acts_with_its_weights_in_its_place():
     out, carry = lanes.act({"obs": torch.arange(4.0)}, {"count": torch.zeros(4)}, "greedy")
     assert out["action"].tolist() == [0.0, 2.0, 20.0, 30.0]
     assert carry["count"].tolist() == [1.0] * 4
+
+
+def test_greedy_lanes_are_traced_once_and_equal_vmap():
+    """To the bit; the weights, and a tensor that the module reads from elsewhere, are read at every call."""
+    elsewhere, programs, calls = torch.zeros(3), dict[Any, Any](), list[str]()
+
+    class Policy(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(4, 3)
+
+        def act(self, step: Any, carry: Any, mode: str) -> Any:
+            calls.append(mode)
+            return {"action": (self.layer(step["obs"]).tanh() + elsewhere).argmax(-1)}, {"sum": carry["sum"] + 1}
+
+    for seed in range(3):
+        torch.manual_seed(seed)
+        elsewhere.normal_()
+        policy = Policy()
+        weights = [{name: torch.randn_like(x) for name, x in policy.named_parameters()} for _ in range(3)]
+        step, carry = {"obs": torch.randn(6, 4)}, {"sum": torch.zeros(6)}
+        found = [
+            Lanes(policy, weights, [2, 0, 3], 4, programs=programs).act(step, carry, m) for m in ("greedy", "explore")
+        ]
+        tree.map(torch.testing.assert_close, *({"out": out, "carry": carry} for out, carry in found))
+    assert calls.count("greedy") == len(programs) == 1
+    assert calls.count("explore") == 3
 
 
 def test_rounds_hold_what_may_act_together():

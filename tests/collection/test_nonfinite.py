@@ -26,7 +26,7 @@ from rlplug.trainer.steps import MOST_UNREAD
 from rlplug.types import RunError
 from tests.contract import toys
 from tests.contract.worlds import gradients
-from tests.installing import install, manifest, site  # noqa: F401  fixtures
+from tests.installing import installed, manifest
 from tests.trainer.test_learner import NoisyActor, flat_batch, learner_of
 
 FLAWS = {
@@ -77,9 +77,11 @@ FILES = {
 }
 
 
+package = installed("rlplug-flawed", "rlplug_flawed", FILES, autouse=False)
+
+
 @pytest.fixture
-def flawed(install):  # noqa: F811
-    install("rlplug-flawed", "rlplug_flawed", FILES)
+def flawed(package):
     return ["algo=flawed", "total_steps=160", "eval.every=0", "eval.episodes=1", "log.every=40", "logger.only=[]"]
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from gymnasium.spaces import Discrete
 
 from rlplug import tree
 from rlplug.api import Job
@@ -250,7 +251,7 @@ def test_tasks_are_those_of_every_column():
     with closing(made(*NUMBERED)) as trainer:
         given = []
         jobs = trainer.collector.jobs
-        make, jobs.ctx.spec = jobs.make, replace(jobs.ctx.spec, offers=frozenset({"tasks"}))
+        make, jobs.ctx.spec = jobs.make, replace(jobs.ctx.spec, extras={"task": Discrete(2)})
 
         def spied(shard):
             env = make(shard)

@@ -25,10 +25,10 @@ CONTINUOUS, DISCRETE = "+env.kwargs.action=box", "+env.kwargs.action=discrete"
 RUNS = {
     "sac": ("algo=sac", CONTINUOUS, *OFF_POLICY, *VECTOR),
     "sac discrete": ("algo=sac", DISCRETE, *OFF_POLICY, *VECTOR),
-    "sac, target now and then": ("algo=sac", CONTINUOUS, "algo.target_network_update_freq=3", *OFF_POLICY, *VECTOR),
+    "sac, target now and then": ("algo=sac", CONTINUOUS, "algo.target_update_period=3", *OFF_POLICY, *VECTOR),
     "td3": ("algo=td3", CONTINUOUS, *OFF_POLICY, *VECTOR),
     "ddpg": ("algo=ddpg", CONTINUOUS, *OFF_POLICY, *VECTOR),
-    "dqn": ("algo=dqn", DISCRETE, "algo.target_network_update_freq=5", *OFF_POLICY, *VECTOR),
+    "dqn": ("algo=dqn", DISCRETE, "algo.target_update_period=5", *OFF_POLICY, *VECTOR),
     "dqn prioritized": ("algo=dqn", DISCRETE, "buffer=prioritized", *OFF_POLICY, *VECTOR),
     "dqn with icm": ("algo=dqn", DISCRETE, "exploration=[epsilon_greedy,icm]", *OFF_POLICY, *VECTOR),
     "ppo": ("algo=ppo", DISCRETE, "rollout_fragment_length=8", "algo.sgd_minibatch_size=16", *VECTOR),

@@ -6,7 +6,7 @@ from rlplug import compose
 from rlplug.cli import main
 from rlplug.config import choose
 from rlplug.types import ConfigError
-from tests.installing import Install, install, manifest, site  # noqa: F401  fixtures
+from tests.installing import Install, install, installed, manifest, site  # noqa: F401  fixtures
 
 COMPONENTS = manifest(
     ("algo", "mine", "tests.contract.toys:Sound"),
@@ -51,15 +51,12 @@ SAID = {
     ("algo=sized", "model=sticky"): "model.hidden: unknown key; there are: size; "
     f"conf/algo/sized.yaml {OF} sets it for another model; leave it out: ~model.hidden",
     ("algo=sized", "model.hidden=3"): "model.hidden: 3 has the wrong type: should be a valid list",
-    ("env=gymnasium",): "env.id: must be given: env.id=<value>",
 }
 
 
-@pytest.fixture(autouse=True)
-def package(install: Install):  # noqa: F811
-    conf = "\n@hookimpl\ndef rlplug_conf(): return 'rlplug_mine.conf'\n"
-    files = {f"rlplug_mine/conf/{name}.yaml": text for name, text in FILES.items()}
-    install("rlplug-mine", "rlplug_mine", {"rlplug_mine/__init__.py": COMPONENTS + conf, **files})
+MANIFEST = COMPONENTS + "\n@hookimpl\ndef rlplug_conf(): return 'rlplug_mine.conf'\n"
+PRESETS = {f"rlplug_mine/conf/{name}.yaml": text for name, text in FILES.items()}
+package = installed("rlplug-mine", "rlplug_mine", {"rlplug_mine/__init__.py": MANIFEST, **PRESETS})
 
 
 @pytest.mark.parametrize("words", SAID, ids=" ".join)

@@ -10,13 +10,14 @@ from rlplug.registry.discovery import unknown
 from tests.installing import install, site  # noqa: F401  fixtures
 
 NAMES = """
-ppo ddppo a2c a3c impala appo dqn sac ddpg td3 apex_dqn apex_ddpg linucb lints bc marwil cql discrete_cql iql td3_bc
+ppo ddppo a2c a3c impala appo dqn sac ddpg td3 apex_dqn apex_ddpg linucb lints bc marwil cql discrete_cql iql td3_bc maml mbmpo
 """
 
 
 @pytest.fixture(scope="module")
 def runs():
     made = {name: compose([f"algo={name}"]).raw for name in NAMES.split()}
+    made["qmix"] = compose(["algo=qmix", "env=two_step"]).raw
     return made | {"her": compose(["algo=dqn", "buffer=her"]).raw}
 
 

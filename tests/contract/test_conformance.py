@@ -22,7 +22,7 @@ from rlplug.testing.checks.runs import Case
 from rlplug.testing.limits import IMPORTED, UNGUARDED
 from rlplug.types import ConfigError
 from tests.contract import toys
-from tests.installing import install, site  # noqa: F401  fixtures
+from tests.installing import install, installed, site  # noqa: F401  fixtures
 
 PLUGINS = Path(__file__).parent.parent.parent / "plugins"
 
@@ -46,11 +46,11 @@ VARIED += "minigrid_empty_5x5 minigrid_fetch_5x5 pendulum pong taxi"
 
 
 def long(check: conformance.Check) -> bool:
-    """Does it play a module with every algorithm or resume a run, as the matrix does, train several times on a further
-    environment, trace another algorithm than these, train on another probe than the quick ones, play
-    one preset more of a kind, or build one of many?"""
+    """Does it play a module with every algorithm or resume a run, as the matrix does, train several times or export
+    on a further environment, trace another algorithm than these, train on another probe than the quick ones, play one
+    preset more of a kind, or build one of many?"""
     what, _, env = check.what.rpartition("-")
-    if check.kind == "algo" and what in ("resumes", "determinism", "schedules", "ranks"):
+    if check.kind == "algo" and what in ("resumes", "determinism", "schedules", "ranks", "export"):
         return what == "resumes" or env != conformance.accepted(check.name)[0]
     if check.what.startswith("compiled"):
         return check.name not in ("dqn", "sac")
@@ -93,9 +93,7 @@ def test_presets_compose(distribution):
     hold(check for check in conformance.checks(distribution) if check.what == "composes")
 
 
-@pytest.fixture
-def toy_package(install):  # noqa: F811
-    install("rlplug-toys", "rlplug_toys", toys.FILES)
+toy_package = installed("rlplug-toys", "rlplug_toys", toys.FILES, autouse=False)
 
 
 @pytest.mark.parametrize("longer", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["quick", "long"])
@@ -344,11 +342,9 @@ def test_presets_of_a_package(install):  # noqa: F811
     }
 
 
-def test_what_is_not_installed_has_no_checks(install):  # noqa: F811
-    with pytest.raises(ConfigError, match=r"^no plugin of 'rlplug-tuys' is installed: pip install -e <its folder>; "):
-        conformance.checks("rlplug-tuys")
-    install("rlplug-toys", "rlplug_toys", toys.FILES)
-    with pytest.raises(ConfigError, match=r"'rlplug-tuys' is installed: pip install .*; did you mean rlplug-toys\?"):
+def test_what_is_not_installed_has_no_checks(toy_package, install):  # noqa: F811
+    said = r"^no plugin of 'rlplug-tuys' is installed: pip install -e <its folder>; did you mean rlplug-toys\?"
+    with pytest.raises(ConfigError, match=said):
         conformance.checks("rlplug-tuys")
     with pytest.raises(ConfigError, match=r"^numpy \S+ is installed, but has no entry point: write \[project\.entry-"):
         conformance.checks("numpy")
@@ -366,7 +362,7 @@ def test_what_cannot_be_tried_is_a_check_that_says_why():
 
 def test_checks_of_one_distribution():
     kinds = {check.kind for check in conformance.checks("rlplug")}
-    assert kinds >= {"algo", "buffer", "env", "exploration", "hardware", "logger", "loop", "model"}
+    assert kinds >= {"algo", "buffer", "env", "exploration", "hardware", "logger", "loop", "model", "curriculum"}
     assert {check.name for check in conformance.checks("rlplug", kinds=["loop"])} == {
         "alternate",
         "async",

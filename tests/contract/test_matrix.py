@@ -6,7 +6,7 @@ import importlib.util
 import re
 from collections.abc import Collection
 from dataclasses import replace
-from itertools import product
+from itertools import combinations, product
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from rlplug import compose, registry
 from rlplug.nn import distributions
 from rlplug.testing.checks import resume
 from rlplug.testing.checks.covering import base, check_matrix, holds, tuples
-from rlplug.testing.checks.matrix import Cell, check_cell
+from rlplug.testing.checks.matrix import Cell, check_cell, for_agents
 from rlplug.testing.worlds import World
 from rlplug.types import RunError
 
@@ -30,13 +30,13 @@ _spec.loader.exec_module(docs)
 EVERY = {name: of for name, of in docs.found().items() if name in registry.names("algo")}
 by_algorithm = pytest.mark.parametrize("name", EVERY)
 
-AGENTS = {"apex_qmix", "independent", "league", "maddpg", "mappo", "qmix", "shared"}
-"""algorithms of several agents, of whom the matrix's world has one"""
 SEARCHES = {"ars", "cem", "es"}
 """algorithms that read returns of episodes and no rows, to which most of the features do not apply"""
+ADAPTS = {"maml", "mbmpo"}
+"""algorithms that need tasks, or rewards of imagined observations, of which the matrix's world has none"""
 
 FAMILIES = ("dqn", "iql", "impala", "linucb", "marwil", "ppo", "sac", "td3")
-"""one of each family, whose runs are made in every run of the tests; of the others, some"""
+"""one of each family; every pair of levels that any of them has is in a run of one, in every run of the tests"""
 
 
 def by_cell(cells: list[Cell], quick: Collection[Cell]) -> pytest.MarkDecorator:
@@ -45,13 +45,14 @@ def by_cell(cells: list[Cell], quick: Collection[Cell]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("cell", every, ids=lambda cell: str(cell).replace(" ", "-"))
 
 
-def few(runs: list[Cell]) -> list[Cell]:
-    """So few that every level is in one of them."""
-    left = {one for run in runs for one in run.levels}
+def few(runs: list[Cell], size: int = 1) -> list[Cell]:
+    """So few that every combination of ``size`` levels is in one of them."""
+    held = {run: {frozenset(some) for some in combinations(run.levels, size)} for run in runs}
+    left = set().union(*held.values())
     chosen: list[Cell] = []
     while left:
-        chosen.append(max(runs, key=lambda run: len(run.levels & left)))
-        left -= chosen[-1].levels
+        chosen.append(max(runs, key=lambda run: len(held[run] & left)))
+        left -= held[chosen[-1]]
     return chosen
 
 
@@ -63,7 +64,7 @@ def restorable(cell: Cell) -> Any:
 def test_the_page_shows_what_was_found():
     ours = {name for (kind, name), by in registry.owners().items() if kind == "algo" and by[0].distribution == "rlplug"}
     assert {"ppo", "sac", "dqn"} <= ours
-    for name in ours - set(docs.found()) - AGENTS - SEARCHES:  # it needs an environment of its own
+    for name in ours - set(docs.found()) - SEARCHES - ADAPTS:  # it needs an environment of its own
         with pytest.raises(AssertionError, match=r"supports no action space: .*(no simulator|needs observations)"):
             base(name)
     page = docs.page(docs.found())
@@ -86,9 +87,14 @@ def test_every_pair_is_known(name: str):
 
 ALL = [run for of in EVERY.values() for run in of.runs]
 FEW = {name: few(of.runs) for name, of in EVERY.items()}
+FEW |= {name: runs[:2] for name, runs in FEW.items() if for_agents(name)}
+QUICK = {
+    *few([run for name in FAMILIES for run in EVERY[name].runs], 2),
+    *(run for some in FEW.values() for run in some),
+}
 
 
-@by_cell(ALL, [run for name, of in EVERY.items() for run in (of.runs if name in FAMILIES else FEW[name])])
+@by_cell(ALL, QUICK)
 def test_a_cell_runs(cell: Cell):
     check_cell(cell)
 
@@ -110,7 +116,9 @@ def test_every_refused_pair_is_refused(name: str):
         assert replace(start, **dict(some)).refusal() is not None, sorted(some)
 
 
-@by_cell(ALL, [run for name in EVERY for run in FEW[name][: None if name in FAMILIES else 2]])
+@by_cell(
+    ALL, [run for name in EVERY for run in FEW[name][: None if name in FAMILIES else 1 if for_agents(name) else 2]]
+)
 def test_a_cell_resumes_exactly(cell: Cell):
     resume.check_resumes(restorable(cell))
 

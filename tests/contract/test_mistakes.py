@@ -18,6 +18,7 @@ from rlplug.context import RunContext
 from rlplug.contract.members import BASES, DERIVED, Made, check_class, check_env, declared, make, record_misfit, written
 from rlplug.envs.rows import actions_misfit
 from rlplug.plugins.buffer.replay import Replay
+from rlplug.plugins.curriculum.stages import Linear
 from rlplug.plugins.loop.alternate import Alternate
 from rlplug.registry import KINDS
 from rlplug.run import launch
@@ -26,7 +27,7 @@ from tests.contract import mistakes
 from tests.contract.mistakes import build_run, run
 from tests.contract.toys import Sound
 from tests.contract.worlds import chosen
-from tests.installing import install, site  # noqa: F401  fixtures
+from tests.installing import installed
 
 SCHEDULE = {"lr": [[0, 0.1], [100, 0.01]]}
 PAIR = "return (a dict with the action, a dict with the carry)"
@@ -71,7 +72,8 @@ BUILT = {  # found before anything is collected
     "OnGPU": ".plan returned Plan with 'gpu' for accelerator; expected 'cpu' or 'cuda'",
     "DictPlan": ".plan returned a dict; return Plan",
     "Misspelled": ".rlplug_loged is not a hook; did you mean rlplug_logged? There are: rlplug_checkpoint, "
-    "rlplug_collected, rlplug_ended, rlplug_evaluated, rlplug_logged, rlplug_played, rlplug_started, rlplug_updated",
+    "rlplug_collected, rlplug_ended, rlplug_episode, rlplug_evaluated, rlplug_logged, rlplug_played, rlplug_started, "
+    "rlplug_updated",
     "MisspelledParameter": ".rlplug_logged takes (self, run, metric, step); write def rlplug_logged(self, run: Run, "
     "metrics: Mapping[str, float], step: int) -> None",
     "Unmarked": ".rlplug_logged is never called; add @hookimpl of rlplug",
@@ -132,9 +134,7 @@ SOUND = {"walk", "storing"}
 DOCS = (Path(__file__).parents[2] / "docs" / "mistakes.md").read_text()
 
 
-@pytest.fixture(autouse=True)
-def package(install):  # noqa: F811
-    install("rlplug-mistakes", "rlplug_mistakes", mistakes.FILES)
+package = installed("rlplug-mistakes", "rlplug_mistakes", mistakes.FILES)
 
 
 def changes(name):
@@ -184,6 +184,7 @@ SOUND_CLASSES = {
     "hardware": mistakes.Computer,
     "env": mistakes.Walk,
     "logger": mistakes.Logger,
+    "curriculum": Linear,
 }
 
 

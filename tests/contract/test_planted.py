@@ -10,13 +10,10 @@ from rlplug.testing.conformance import Check
 from tests.contract import planted
 from tests.contract.planted import BUGS, Bug, manners, values
 from tests.contract.toys import ALGORITHMS, OTHERS
-from tests.installing import install, site  # noqa: F401  fixtures
+from tests.installing import installed
 from tests.tools.planted import found_by
 
-
-@pytest.fixture
-def package(install):  # noqa: F811
-    install("rlplug-planted", "rlplug_planted", planted.FILES)
+package = installed("rlplug-planted", "rlplug_planted", planted.FILES, autouse=False)
 
 
 QUICK = (

@@ -1,8 +1,7 @@
-"""What the sketches of the contracts are run with: a model, a context, a learner, and random streams."""
+"""A model, a context, a learner, and random streams, to compute gradients without a run."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -81,28 +80,9 @@ def stream(rows: int, columns: int, seed: int = 0) -> Batch:
     }
 
 
-class Given:
-    """A buffer that gives one sample for ever and remembers what was fed back; as a rollout, without ``index``."""
-
-    def __init__(self, batch: Batch, rollout: bool) -> None:
-        columns = batch["valid"].shape[1]
-        drawn = {"index": torch.arange(columns), "sample_prob": torch.linspace(0.1, 0.9, columns)}
-        self.batch = batch if rollout else batch | drawn
-        self.received: dict[str, Any] = {}
-
-    def sample(self) -> Batch:
-        return dict(self.batch)
-
-    def feedback(self, index: Tensor, values: Mapping[str, Any]) -> None:
-        torch.testing.assert_close(index, self.batch["index"])
-        self.received = dict(values)
-
-
-def learner(
-    ctx: RunContext, algorithm: Algorithm, batch: Batch | None = None, rollout: bool = False, microbatches: int = 1
-) -> RankLearner:
-    buffer: Any = Given(batch, rollout) if batch else None
-    return RankLearner(fabric=one_rank(), ctx=ctx, algorithm=algorithm, buffer=buffer, microbatches=microbatches)
+def learner(ctx: RunContext, algorithm: Algorithm, microbatches: int = 1) -> RankLearner:
+    none: Any = None
+    return RankLearner(fabric=one_rank(), ctx=ctx, algorithm=algorithm, buffer=none, microbatches=microbatches)
 
 
 def box(*shape: int) -> spaces.Box:

@@ -208,7 +208,7 @@ WORDS = (
         "compile=off",
     ),
     *("algo.gamma=0.9", "algo.hiddens=[]", "algo.lr=0.01", "algo.td_error_loss_fn=mse", "train_batch_size=64"),
-    *("algo.target_network_update_freq=10", "total_steps=700", "data.unfinished=truncate", "buffer.capacity=2000"),
+    *("algo.target_update_period=10", "total_steps=700", "data.unfinished=truncate", "buffer.capacity=2000"),
 )
 
 

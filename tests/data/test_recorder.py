@@ -10,21 +10,18 @@ import numpy as np
 import pytest
 
 from rlplug import tree
-from rlplug.agent import evaluate
 from rlplug.api import Job
 from rlplug.checkpointing.atomic import PARTIAL
 from rlplug.cli import main
 from rlplug.config import compose, parse
 from rlplug.data.recording import Recording
 from rlplug.data.source import Reading
+from rlplug.results.evaluate import evaluate
 from rlplug.run.build import build
-from rlplug.run.callbacks import callbacks_of
 from rlplug.run.launch import resume, train
 from rlplug.testing.rank_pool import ranks
 from rlplug.trainer.trainer import Trainer
 from rlplug.types import Batch
-from tests.contract.tenants.population import FILES
-from tests.installing import install, site  # noqa: F401  fixtures
 from tests.tools.kill import Process, warm_up
 
 QUIET = ("hardware=cpu", "logger.only=[]", "tuned=none", "model.hidden=[8]", "eval.every=0", "eval.episodes=1")
@@ -99,20 +96,14 @@ def test_what_is_recorded_does_not_change_what_is_learned(tmp_path):
     assert scores[0] == scores[1]
 
 
-@pytest.fixture
-def es(install):  # noqa: F811
-    install("rlplug-es", "rlplug_es", FILES)
-
-
-ES = ("algo=gaussian_es", "env=cartpole", *QUIET, "total_steps=800", "checkpoint.every=200", "algo.pairs=2")
-ES += ("model.hidden=[4]",)
+ES = ("algo=es", "env=cartpole", *QUIET, "total_steps=800", "checkpoint.every=200", "algo.episodes_per_batch=4")
+ES += ("algo.eval_prob=0.0", "model.hidden=[4]")
 ROUNDS = {  # how a run collects, its words, and the round after which it is stopped
     "collect": ((*PPO, "env=cartpole", "total_steps=480", "checkpoint.every=96", "record.max_file_size=2000"), 6),
     "play": ((*ES, "record.max_file_size=3000"), 3),
 }
 
 
-@pytest.mark.usefixtures("es")
 @pytest.mark.parametrize("method", ROUNDS)
 def test_a_resumed_run_loses_and_doubles_nothing(method, tmp_path, monkeypatch):
     """It is stopped behind its last checkpoint: files that it wrote since are written again; also those of jobs."""
@@ -150,7 +141,7 @@ def played(fabric, raw):
         trainer.collect()
         batches = [batch for _, batch in trainer.play(JOBS)]
         trainer.collect()
-        if (recorder := callbacks_of(trainer).recorder) is not None:
+        if (recorder := trainer.reports.recorder) is not None:
             recorder.state()
         return batches
 

@@ -15,9 +15,9 @@ from torch.distributed import HashStore
 from rlplug import tree
 from rlplug.checkpointing.format import Checkpoint, folder_of, write
 from rlplug.config import compose
-from rlplug.distributed import preemption
 from rlplug.distributed.fabric import one_rank
-from rlplug.distributed.preemption import FINISHED, Preemptor
+from rlplug.plugins.loop import preemption
+from rlplug.plugins.loop.preemption import FINISHED, Preemptor
 from rlplug.run.build import build
 from rlplug.run.callbacks import capture, restore
 from rlplug.testing.checks.ranks import ask, distances, one_update

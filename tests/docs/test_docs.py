@@ -18,15 +18,15 @@ import yaml
 
 import rlplug
 from rlplug import registry, testing
-from rlplug.agent import ESTIMABLE, EVALUABLE
 from rlplug.cli import main
 from rlplug.cli.arguments import parsed
-from rlplug.cli.pbt import prepared
 from rlplug.cli.sweep import check_sweep
+from rlplug.cli.sweeper import module
 from rlplug.config import parse
 from rlplug.config.changes import change, resumed
 from rlplug.config.schema import RESUMABLE
 from rlplug.registry import Events, Manifest
+from rlplug.results.evaluate import ESTIMABLE, EVALUABLE
 from tests.installing import Install, install_project
 
 ROOT = Path(__file__).parent.parent.parent
@@ -184,12 +184,16 @@ def test_the_first_run_in_the_docs_works(tmp_path: Path, monkeypatch: pytest.Mon
     assert names["done"]
 
 
-def test_the_callback_in_the_docs_works(install: Install, tmp_path: Path):
+def test_the_callbacks_in_the_docs_work(install: Install, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     package = files(TEXT[DOCS / "hooks.md"])
+    monkeypatch.syspath_prepend(str(tmp_path))
+    write(tmp_path, {"mymodule.py": package.pop("mymodule.py")})
     assert set(package) == {"rlplug_best/__init__.py", "rlplug_best/callback.py", "rlplug_best/conf/logger/best.yaml"}
     install("rlplug-best", "rlplug_best", package)
     short = ["algo=ppo", "total_steps=1024", "eval.episodes=1", "model.hidden=[8]", "logger.only=[best]"]
-    rlplug.train([*short, "logger.best.file=policy.pt", f"hydra.run.dir={tmp_path / 'run'}"])
+    own = "callbacks=[{entry_point: mymodule:Falls, kwargs: {limit: -1.0}}]"
+    rlplug.train([*short, "logger.best.file=policy.pt", own, f"hydra.run.dir={tmp_path / 'run'}"])
+    assert "episode/left" in (tmp_path / "run" / "metrics.csv").read_text()
     assert (tmp_path / "run" / "policy.pt").stat().st_size > 0
     assert "best" in yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["logger"]
 
@@ -247,23 +251,30 @@ RIGHT = set[tuple[str, ...]]()
 
 
 @by_name
-def test_commands_are_right(page: Path, install: Install, site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    install("rlplug-best", "rlplug_best", files(TEXT[DOCS / "hooks.md"]))
+def test_commands_are_right(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+):
+    """Only a page with a package of its own gets a folder to install it in: then all presets are searched again."""
+    found = commands(TEXT[page])
     monkeypatch.chdir(tmp_path)
     write(tmp_path, files(TEXT[page]))
+    if page == DOCS / "hooks.md":
+        request.getfixturevalue("install")("rlplug-best", "rlplug_best", files(TEXT[page]))
     if page.is_relative_to(DOCS / "examples"):
-        install_project(site, page.parent, tmp_path)
-    for arguments in commands(TEXT[page]):
+        install_project(request.getfixturevalue("site"), page.parent, tmp_path)
+    for arguments in found:
         if tuple(arguments) in RIGHT and arguments[:1] != ["new"]:
             continue
         RIGHT.add(tuple(arguments))
         if arguments[:1] == ["new"]:
             assert main(arguments) == 0
-            install_project(site, tmp_path / f"rlplug-{arguments[2]}")
+            install_project(request.getfixturevalue("site"), tmp_path / f"rlplug-{arguments[2]}")
         elif arguments[:1] in (["plugins"], ["schema"]):
             assert main(arguments) == 0
         elif arguments and arguments[0].startswith(".testing."):
-            subprocess.run([sys.executable, "-m", f"rlplug{arguments[0]}", "--help"], check=True, capture_output=True)
+            monkeypatch.setattr(sys, "argv", [arguments[0], "--help"])
+            with pytest.raises(SystemExit, match=r"^0$"):
+                runpy.run_module(f"rlplug{arguments[0]}", run_name="__main__")
             rlplug.compose([argument for argument in arguments[1:] if "=" in argument])
         elif arguments[:1] in (["data"], ["runs"], ["diff"], ["watch"], ["play"], ["export"], ["push"]):
             continue
@@ -273,14 +284,16 @@ def test_commands_are_right(page: Path, install: Install, site: Path, tmp_path: 
         elif arguments[:1] in (["plot"], ["report"]):
             parsed(arguments[0], arguments[1:], importlib.import_module(f"rlplug.cli.{arguments[0]}").FLAGS)
         elif arguments and arguments[0] in MAY:
-            arguments = [argument for argument in arguments if argument not in ("--explore", "--random", "--record")]
+            arguments = [
+                argument for argument in arguments if not re.match(r"--explore|--random|--record|against[.=]", argument)
+            ]
             raw, verb, words = rlplug.compose(["algo=sac"]).raw, arguments[0], arguments[2:]
             if verb == "resume" and "algo.lr=1e-4" in words:  # of an algorithm with one step size
                 raw = rlplug.compose(["algo=dqn"]).raw
             parse(resumed(raw, words) if verb == "resume" else change(raw, words, MAY[verb], ""))
         elif "-m" in arguments:
-            own = any(argument.startswith("sweeper=") for argument in arguments)
-            (prepared if own else check_sweep)(arguments[1:])
+            own = module(arguments)
+            (own.prepared if own else check_sweep)(arguments[1:])
         elif arguments[:1] == ["check"] and "--json" in arguments:
             assert main(arguments) == 0
         elif any(argument.startswith("--") for argument in arguments):  # Hydra prints, and sets up logging

@@ -12,12 +12,14 @@ from rlplug.config import choose, default_node, option_names
 from rlplug.envs import NativeVector
 
 ROOMS = ("doorkey_5x5", "empty_5x5", "empty_16x16", "fetch_5x5", "fourrooms")
+RUNNERS = ("halfcheetah_direction", "halfcheetah_velocity")
 EXTRAS = {
     "box2d": ("Box2D", ("lunarlander", "lunarlander_continuous")),
-    "mujoco": ("mujoco", ("halfcheetah", "hopper", "walker2d", "ant", "humanoid", "swimmer")),
+    "mujoco": ("mujoco", ("halfcheetah", "hopper", "walker2d", "ant", "humanoid", "swimmer", *RUNNERS)),
     "atari": ("ale_py", ("atari", "pong", "breakout")),
     "minigrid": ("minigrid", ("minigrid", *(f"minigrid_{room}" for room in ROOMS))),
     "robotics": ("gymnasium_robotics", ("fetchreach",)),
+    "recsim": ("recsim", ("recsim",)),
     "dmc": ("dm_control", ("dm_control", "dmc_cartpole_swingup", "dmc_walker_walk")),
 }
 GIVEN = {
@@ -25,7 +27,13 @@ GIVEN = {
     "dm_control": {"domain": "cheetah", "task": "run"},
     "minigrid": {"id": "MiniGrid-GoToDoor-5x5-v0"},
 }
-FIXED = ("cliffwalking", "frozenlake_12x12", "minigrid_empty_5x5", "minigrid_empty_16x16")
+TASKS = {
+    "frozenlake_tasks": Discrete(11, start=2),
+    "halfcheetah_direction": Discrete(2),
+    "halfcheetah_velocity": Box(0.0, 2.0, (1,), np.float32),
+    "pendulum_mass": Box(0.5, 2.0, (1,), np.float32),
+}
+FIXED = ("cliffwalking", "frozenlake_12x12", "frozenlake_tasks", "minigrid_empty_5x5", "minigrid_empty_16x16")
 """nothing is drawn in them"""
 MASKED = {"taxi": 6, "masked_cartpole": 8}
 SUCCEEDING = {"is_success": Box(-np.inf, np.inf, (), np.float32)}
@@ -70,8 +78,11 @@ WANTED = {  # option: observation, action, steps
     ),
     "frozenlake": (Discrete(16), Discrete(4), 100),
     "frozenlake_12x12": (Discrete(144), Discrete(4), 22),
+    "frozenlake_tasks": (Discrete(144), Discrete(4), 40),
     "gymnasium": (numbers(4), Discrete(2), 500),
     "halfcheetah": (numbers(17), torques(6), 1000),
+    "halfcheetah_direction": (numbers(17), torques(6), 200),
+    "halfcheetah_velocity": (numbers(17), torques(6), 200),
     "hopper": (numbers(11), torques(3), 1000),
     "humanoid": (numbers(348), torques(17), 1000),
     "lunarlander": (numbers(8), Discrete(4), 1000),
@@ -86,8 +97,16 @@ WANTED = {  # option: observation, action, steps
     "mountaincar": (numbers(2), Discrete(3), 200),
     "mountaincar_continuous": (numbers(2), torques(1), 999),
     "pendulum": (numbers(3), torques(1), 200),
+    "pendulum_mass": (numbers(3), torques(1), 200),
     "pendulum_no_velocity": (numbers(2), torques(1), 200),
     "pong": (image, Discrete(6), 27000),
+    "recsim": (
+        Dict(
+            {"user": numbers(20), "documents": Box(-np.inf, np.inf, (10, 20)), "response": Dict({"click": Discrete(3)})}
+        ),
+        MultiDiscrete([10, 10]),
+        1000,
+    ),
     "stateless_cartpole": (numbers(2), Discrete(2), 500),
     "swimmer": (numbers(8), torques(2), 1000),
     "taxi": (Discrete(500), Discrete(6), 200),
@@ -99,7 +118,7 @@ def build(option, n=2, **changes):
     """``n`` environments of a preset; skips where its extra is not installed."""
     for extra, (module, options) in EXTRAS.items():
         if option in options and find_spec(module) is None:
-            pytest.skip(f"{option} needs rlplug[{extra}]")
+            pytest.skip(f"{option} needs the extra {extra}")
     node = default_node("env", option, GIVEN.get(option, {}) | changes)
     return choose("env", "env", node).build(SimpleNamespace(env_ids=range(n), num_envs=n, render=False, role="actor"))
 
@@ -158,6 +177,7 @@ def test_a_preset_holds_what_it_promises(option):
     assert spec.max_episode_steps == steps
     assert spec.frame_stack == (4 if obs is image else 1)
     extras = {"action_mask": MultiBinary(MASKED[option])} if option in MASKED else {}
+    extras |= {"task": TASKS[option]} if option in TASKS else {}
     assert spec.extras == (SUCCEEDING if option == "fetchreach" else extras)
     length, over, ends = np.zeros(2, int), np.zeros(2, bool), 0
     horizon = 2 * steps + 2 if steps and steps <= 250 else 60

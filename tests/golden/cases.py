@@ -8,7 +8,7 @@ from rlplug import testing
 
 UPDATES = 20
 VECTORS = ("linear_bandit", "bitflip", "knapsack", "tictactoe", "two_carts", "spread_torch", "chase")
-VECTORS += ("interest_evolution",)
+VECTORS += ("interest_evolution", "point_goals", "cartpole_torch")
 """environments that are vectors by themselves"""
 RECORDED = Path(testing.__file__).parent / "cartpole.npz"
 
@@ -43,7 +43,7 @@ SAC = words(
     """
     algo=sac env=pendulum buffer=replay buffer.capacity=1000 num_envs=2 loop=alternate rollout_fragment_length=1
     train_batch_size=32 replay_ratio=0.5 num_steps_sampled_before_learning_starts=64 algo.gamma=0.98 algo.n_step=1
-    algo.twin_q=true algo.tau=0.05 algo.target_network_update_freq=2 algo.initial_alpha=0.5
+    algo.twin_q=true algo.tau=0.05 algo.target_update_period=2 algo.initial_alpha=0.5
     algo.target_entropy=auto algo.actor_lr=0.001 algo.critic_lr=0.001 algo.alpha_lr=0.001 algo.grad_clip=10.0
     algo.grad_clip_by=global_norm
     """
@@ -55,9 +55,9 @@ DQN = words(
     rollout_fragment_length=4 train_batch_size=32 replay_ratio=0.25 num_steps_sampled_before_learning_starts=64
     algo.gamma=0.98 algo.n_step=1 algo.double_q=false algo.dueling=false algo.noisy=false algo.sigma0=0.5
     algo.num_atoms=1 algo.v_min=0.0 algo.v_max=50.0 algo.hiddens=[16] algo.td_error_loss_fn=huber algo.tau=1.0
-    algo.target_network_update_freq=5 algo.lr=0.001 algo.adam_epsilon=1e-05 algo.grad_clip=10.0
+    algo.target_update_period=5 algo.lr=0.001 algo.adam_epsilon=1e-05 algo.grad_clip=10.0
     algo.grad_clip_by=global_norm algo.value_rescaling=null algo.sequence_length=8 algo.burn_in=4 algo.stride=4
-    algo.eta=0.9 algo.worker_side_prioritization=false algo.min_q_weight=0.0
+    algo.eta=0.9 algo.worker_side_prioritization=false algo.conservative_weight=0.0
     """
 )
 RAINBOW = DQN | words(
@@ -101,7 +101,7 @@ DDPG = without(SAC, "algo.") | words(
     algo=ddpg exploration=[ornstein_uhlenbeck] exploration.ornstein_uhlenbeck.sigma=0.2
     exploration.ornstein_uhlenbeck.theta=0.15 exploration.ornstein_uhlenbeck.ape_x_ratio=null
     algo.worker_side_prioritization=false algo.gamma=0.98 algo.n_step=1 algo.twin_q=false algo.policy_delay=1
-    algo.target_noise=0.0 algo.noise_clip=0.5 algo.tau=0.05 algo.target_network_update_freq=2
+    algo.target_noise=0.0 algo.noise_clip=0.5 algo.tau=0.05 algo.target_update_period=2
     algo.td_error_loss_fn=huber algo.huber_threshold=0.5 algo.actor_lr=0.001 algo.critic_lr=0.002
     algo.l2_reg=0.001 algo.bc_alpha=null algo.grad_clip=10.0 algo.grad_clip_by=global_norm algo.sequence_length=8
     algo.burn_in=4 algo.stride=4
@@ -111,7 +111,7 @@ TD3 = without(DDPG, "exploration") | words(
     """
     algo=td3 exploration=[gaussian] exploration.gaussian.std=0.1 exploration.gaussian.ape_x_ratio=null
     buffer=prioritized buffer.alpha=0.6 buffer.beta=0.4 buffer.epsilon=1e-06 buffer.num_shards=null algo.n_step=3
-    algo.twin_q=true algo.policy_delay=2 algo.target_noise=0.2 algo.target_network_update_freq=1
+    algo.twin_q=true algo.policy_delay=2 algo.target_noise=0.2 algo.target_update_period=1
     algo.td_error_loss_fn=mse algo.l2_reg=0.0
     """
 )
@@ -160,7 +160,7 @@ IMPALA = ASYNC | words(
 APPO = ASYNC | words(
     """
     algo=appo buffer=circular buffer.num_batches=3 buffer.num_uses=2 algo.vtrace=true algo.clip_param=0.2
-    algo.target_worker_clipping=2.0 algo.target_network_update_freq=3 algo.tau=1.0 algo.kl_coeff=0.2
+    algo.target_worker_clipping=2.0 algo.target_update_period=3 algo.tau=1.0 algo.kl_coeff=0.2
     algo.kl_target=0.01 algo.epsilon=1e-05 algo.opt_type=adam algo.decay=0.99 algo.momentum=0.0
     algo.normalize_advantage=true
     """
@@ -199,9 +199,9 @@ MARWIL = OFFLINE | words(
     algo.moving_average_sqd_adv_norm_start=100.0 algo.moving_average_sqd_adv_norm_update_rate=0.01
     """
 )
-CQL = without(SAC, "algo.target_network_update_freq") | words(
+CQL = without(SAC, "algo.target_update_period") | words(
     """
-    algo=cql algo.min_q_weight=2.0 algo.temperature=0.5 algo.num_actions=3 algo.lagrangian_thresh=0.7
+    algo=cql algo.conservative_weight=2.0 algo.temperature=0.5 algo.num_actions=3 algo.lagrangian_thresh=0.7
     algo.bc_iters=8 algo.deterministic_backup=false
     """
 )
@@ -218,7 +218,7 @@ DISCRETE_CQL = (
     | WINDOWS
     | words(
         """
-    algo=discrete_cql algo.noisy=false algo.num_atoms=1 algo.min_q_weight=0.5
+    algo=discrete_cql algo.noisy=false algo.num_atoms=1 algo.conservative_weight=0.5
     """
     )
 )
@@ -248,7 +248,7 @@ GRU = words("model=gru model.hidden=16 model.layer_norm=false model.init=orthogo
 MADDPG = TEAM | words(
     """
     algo=maddpg buffer=replay buffer.capacity=1000 exploration=[] train_batch_size=32 replay_ratio=0.125
-    algo.gamma=0.95 algo.tau=0.05 algo.target_network_update_freq=1 algo.td_error_loss_fn=mse algo.actor_lr=0.003
+    algo.gamma=0.95 algo.tau=0.05 algo.target_update_period=1 algo.td_error_loss_fn=mse algo.actor_lr=0.003
     algo.critic_lr=0.01 algo.relaxation=straight_through algo.temperature=1.0 algo.output_reg=0.001
     algo.action_noise=0.1 algo.infer_policies=false algo.inference_entropy=0.001 algo.grad_clip=0.5
     algo.grad_clip_by=norm
@@ -287,8 +287,8 @@ ALPHAZERO = words(
     algo.puct_coefficient=1.25 algo.value_bounds=null algo.value_scale=1.0 algo.dirichlet_noise=0.3
     algo.dirichlet_epsilon=0.25 algo.temperature=1.0 algo.temperature_moves=3 algo.reuse_tree=true
     algo.ranked_rewards=false algo.percentile=0.75 algo.num_returns=8 algo.best_return=null algo.opponents=[random]
-    algo.lr=0.001 algo.l2_coeff=0.0001 algo.vf_loss_coeff=1.0 algo.vf_share_layers=true algo.sgd_minibatch_size=16
-    algo.num_sgd_iter=1 algo.grad_clip=10.0 algo.grad_clip_by=global_norm
+    algo.past_every=100 algo.lr=0.001 algo.l2_coeff=0.0001 algo.vf_loss_coeff=1.0 algo.vf_share_layers=true
+    algo.sgd_minibatch_size=16 algo.num_sgd_iter=1 algo.grad_clip=10.0 algo.grad_clip_by=global_norm
     """
 )
 SLATEQ = words(
@@ -299,7 +299,7 @@ SLATEQ = words(
     train_batch_size=32 replay_ratio=0.25 num_steps_sampled_before_learning_starts=64 algo.gamma=0.98
     algo.choice_model=multinomial_logit algo.slate=exact algo.target_slate=greedy algo.strategy=q_learning
     algo.null_item=true algo.double_q=true algo.td_error_loss_fn=mse algo.epsilon=0.2 algo.tau=1.0
-    algo.target_network_update_freq=5 algo.lr=0.001 algo.lr_choice_model=0.01 algo.adam_epsilon=1e-08
+    algo.target_update_period=5 algo.lr=0.001 algo.lr_choice_model=0.01 algo.adam_epsilon=1e-08
     algo.grad_clip=10.0 algo.grad_clip_by=global_norm
     """
 )
@@ -337,7 +337,7 @@ CASES = {
     "ppo_cartpole": PPO | words("env=cartpole"),
     "ppo_pendulum": PPO | words("env=pendulum algo.kl_coeff=0.0 algo.vf_clip_param=null"),
     "sac_pendulum": SAC,
-    "sac_pendulum_n_step": SAC | words("algo.n_step=3 algo.twin_q=false algo.target_network_update_freq=1"),
+    "sac_pendulum_n_step": SAC | words("algo.n_step=3 algo.twin_q=false algo.target_update_period=1"),
     "ppo_cartpole_recurrent": PPO | LSTM | words("env=cartpole algo.max_seq_len=8"),
     "sac_cartpole": SAC | words("env=cartpole algo.target_entropy_fraction=0.5"),
     "sac_pendulum_recurrent": RECURRENT_SAC,
@@ -373,6 +373,21 @@ CASES = {
     "lingreedy_linear_bandit": BANDIT
     | words("algo=lingreedy exploration=[epsilon_greedy] exploration.epsilon_greedy.epsilon=0.2")
     | words("exploration.epsilon_greedy.ape_x_alpha=null"),
+    "maml_point_goals": words(
+        "algo=maml env=point_goals env.max_episode_steps=10 env.size=0.5 loop=meta loop.episodes=4"
+    )
+    | words("num_envs=1 rollout_fragment_length=1 replay_ratio=null algo.meta_batch_size=3 algo.inner_lr=0.2")
+    | words("algo.inner_adaptation_steps=2 algo.first_order=false algo.gamma=0.98 algo.lambda_=0.95 algo.lr=0.003")
+    | words("algo.maml_optimizer_steps=2 algo.clip_param=0.3 algo.entropy_coeff=0.01 algo.kl_coeff=0.1")
+    | words("algo.kl_target=0.01 algo.grad_clip=1.0 algo.grad_clip_by=global_norm algo.initial_log_std=-0.5"),
+    "mbmpo_cartpole": words("algo=mbmpo env=cartpole_torch env.max_episode_steps=20 buffer=replay buffer.capacity=2000")
+    | words("loop=meta loop.episodes=1 num_envs=1 rollout_fragment_length=1 replay_ratio=null train_batch_size=32")
+    | words("algo.ensemble_size=2 algo.fc_net_hiddens=[16] algo.fc_net_activation=silu algo.dynamics_lr=0.001")
+    | words("algo.train_epochs=3 algo.valid_split_ratio=0.2 algo.valid_average=0.9 algo.normalize_data=true")
+    | words("algo.num_maml_steps=1 algo.horizon=5 algo.imagined_episodes=3 algo.inner_adaptation_steps=1")
+    | words("algo.inner_lr=0.1 algo.first_order=false algo.gamma=0.99 algo.lambda_=1.0 algo.lr=0.001")
+    | words("algo.maml_optimizer_steps=2 algo.clip_param=0.5 algo.entropy_coeff=0.0 algo.kl_coeff=0.0005")
+    | words("algo.kl_target=0.01 algo.grad_clip=null algo.grad_clip_by=global_norm algo.initial_log_std=0.0"),
     "es_cartpole": SEARCH
     | words("algo=es algo.episodes_per_batch=8 algo.noise_stdev=0.1 algo.stepsize=0.05 algo.optimizer=adam")
     | words("algo.momentum=0.9 algo.l2_coeff=0.005 algo.return_proc_mode=centered_rank algo.eval_prob=0.1"),

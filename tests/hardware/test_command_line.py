@@ -23,6 +23,7 @@ from rlplug.data.source import Reading
 from rlplug.distributed.fabric import launched_elsewhere
 from rlplug.run.build import build
 from rlplug.testing.comparing import compare_runs
+from tests.tools.kill import Process, warm_up
 
 PPO = (
     *("algo=ppo", "env=cartpole", "env.vectorization=list", "num_envs=4", "hardware=2cpu", "model.hidden=[16]"),
@@ -37,7 +38,7 @@ def start(*words: str) -> subprocess.Popen[str]:
     return subprocess.Popen([sys.executable, "-m", "rlplug", *words], stderr=subprocess.PIPE, text=True)
 
 
-def rank(program: subprocess.Popen[str], number: int) -> psutil.Process:
+def rank(program: subprocess.Popen[str] | Process, number: int) -> psutil.Process:
     """Return the process of a rank; they are started in order."""
     ranks = [p for p in psutil.Process(program.pid).children() if "spawn_main" in " ".join(p.cmdline())]
     return sorted(ranks, key=lambda p: p.create_time())[number]
@@ -65,12 +66,16 @@ def require_equal(one: Path, other: Path) -> None:
 
 def test_a_killed_rank_ends_the_run_which_resumes_exactly(undisturbed: Path, tmp_path: Path):
     run = tmp_path / "run"
-    code, printed = disturb(run, PPO, lambda program: rank(program, 1).kill())
-    assert code == 1
-    assert printed.splitlines()[-1].startswith(
-        "rlplug: the process of rank 1 of 2 was ended by SIGKILL; the last good "
-    )
-    assert printed.splitlines()[-1].endswith(f"continue with: python -m rlplug resume {run}")
+    warm_up(PPO)
+    program = Process(run, PPO)
+    assert program.wait(lambda: bool(list(run.glob("checkpoints/step_*[0-9]"))))
+    rank(program, 1).kill()
+    while program.code is None:
+        time.sleep(0.01)
+    said = program.log.read_text().splitlines()[-1]
+    assert program.code == 1
+    assert said.startswith("rlplug: the process of rank 1 of 2 was ended by SIGKILL; the last good ")
+    assert said.endswith(f"continue with: python -m rlplug resume {run}")
     assert main(["resume", str(run)]) == 0
     require_equal(undisturbed, run)
 

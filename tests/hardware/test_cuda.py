@@ -32,7 +32,7 @@ RUNS = {
     "sac on device": ("algo=sac", "env=pendulum", "buffer.device=learner", *OFF_POLICY),
     "sac discrete": ("algo=sac", "env=cartpole", *OFF_POLICY),
     "td3": ("algo=td3", "env=pendulum", *OFF_POLICY),
-    "dqn": ("algo=dqn", "env=cartpole", "algo.target_network_update_freq=7", *OFF_POLICY),
+    "dqn": ("algo=dqn", "env=cartpole", "algo.target_update_period=7", *OFF_POLICY),
     "dqn prioritized": ("algo=dqn", "env=cartpole", "buffer=prioritized", *OFF_POLICY),
     "dqn with icm": ("algo=dqn", "env=cartpole", "exploration=[epsilon_greedy,icm]", *OFF_POLICY),
     "ppo": ("algo=ppo", "env=cartpole", "algo.sgd_minibatch_size=32", *ROLLOUTS),

@@ -1,4 +1,4 @@
-"""Learning on real environments. The quick proof runs always; the long ones by ``make slow``."""
+"""Learning on real environments. The kit's probes, which run always, compare what is learned with exact solutions."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from rlplug.run.launch import train
 QUIET = ["logger.only=[]", "eval.every=0"]
 
 
+@pytest.mark.slow
 def test_ppo_balances_the_pole(tmp_path):
     score = train(compose(["algo=ppo", "env=cartpole", "total_steps=40_000", "seed=1", *QUIET]), tmp_path)
     assert score >= 400

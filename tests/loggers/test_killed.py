@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import subprocess
-import sys
 import time
 from collections import Counter
 from pathlib import Path
@@ -17,11 +15,13 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from rlplug.checkpointing.format import checkpoints
 from rlplug.run import launch
 from tests.loggers.test_wandb_logger import items, read
+from tests.tools.kill import Process, warm_up
 
 mlflow = pytest.importorskip("mlflow")
 RUN = ["algo=ppo", "env=cartpole", "tuned=none", "num_envs=2", "rollout_fragment_length=64", "total_steps=16384"]
-RUN += ["algo.sgd_minibatch_size=64", "model.hidden=[8]", "log.every=256", "eval.every=4096", "eval.episodes=1"]
-RUN += ["hardware=cpu", "logger.only=[tensorboard,wandb,mlflow]", "checkpoint.every=1280", "eval.record=1"]
+RUN += ["algo.sgd_minibatch_size=64", "algo.num_sgd_iter=1", "model.hidden=[8]", "eval.every=4096", "eval.episodes=1"]
+RUN += ["hardware=cpu", "logger.only=[tensorboard,wandb,mlflow]", "log.every=256", "checkpoint.every=1280"]
+RUN += ["eval.record=1"]
 
 
 def values(folder: Path) -> dict[str, Counter[tuple[str, int]]]:
@@ -46,19 +46,22 @@ def test_every_tracker_has_each_metric_once_per_step(kills: int, tmp_path: Path,
     monkeypatch.setenv("MLFLOW_TRACKING_URI", str(tmp_path / "mlruns"))
     monkeypatch.setenv("WANDB_MODE", "offline")
     folder = tmp_path / "run"
-    words = [*RUN, f"hydra.run.dir={folder}"]
+    warm_up(RUN)
+    words: list[str] | None = RUN
     for kill in range(kills):
         before = len(list((folder / "checkpoints").glob("step_*"))) and checkpoints(folder)[0]
-        process = subprocess.Popen([sys.executable, "-m", "rlplug", *words], stderr=subprocess.PIPE)
-        for _ in range(2400):
-            steps = (folder / "metrics.csv").read_text().count("\n") if (folder / "metrics.csv").exists() else 0
-            if folder.exists() and checkpoints(folder) and checkpoints(folder)[0] != before and steps > 8 * (kill + 1):
-                break
-            time.sleep(0.05)
-            assert process.poll() is None, process.stderr and process.stderr.read()
+        process = Process(folder, words)
+        assert process.wait(
+            lambda before=before, rows=8 * (kill + 1): (
+                folder.exists()
+                and bool(checkpoints(folder))
+                and checkpoints(folder)[0] != before
+                and (folder / "metrics.csv").exists()
+                and (folder / "metrics.csv").read_text().count("\n") > rows
+            )
+        )
         process.kill()
-        process.communicate()
-        words = ["resume", str(folder)]
+        words = None
         time.sleep(1)  # W&B names its folders by id and second
     launch.resume(folder, tell=lambda line: None)
     assert json.loads((folder / "summary.json").read_text())["status"] == "finished"

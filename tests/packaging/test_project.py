@@ -45,3 +45,18 @@ def test_the_image_runs_as_a_user_and_copies_files_that_exist():
     copied = [name for line in re.findall(r"^COPY (?!--)(.+) \S+$", text, re.MULTILINE) for name in line.split()]
     assert {"conf", "rlplug", "pyproject.toml"} <= set(copied)
     assert [name for name in copied if not (ROOT / name).exists() or name not in allowed] == []
+
+
+def test_the_first_command_installs_what_its_line_uses():
+    (extras,) = re.findall(r"-e '\.\[(.+)\]' && .venv/bin/python -m rlplug ", (ROOT / "README.md").read_text("utf-8"))
+    defaults = yaml.safe_load((ROOT / "conf" / "config.yaml").read_text(encoding="utf-8"))["defaults"]
+    loggers = next(one["logger.only"] for one in defaults if isinstance(one, dict) and "logger.only" in one)
+    assert set(loggers) & set(PROJECT["optional-dependencies"]) == {*extras.split(",")}
+
+
+def test_all_extras_are_in_all_or_said_not_to_be():
+    extras = PROJECT["optional-dependencies"]
+    (line,) = extras["all"]
+    said = {"dmc", "envpool", "robotics", "docs", "dev", "all"}
+    assert {*re.findall(r"\[(.+)\]", line)[0].split(",")} == extras.keys() - said
+    assert extras["dev"][0] == "rlplug[all,docs]"

@@ -1,6 +1,7 @@
 """What a user gets: the wheels, built, installed in an empty environment, and run in an empty folder."""
 
 import csv
+import email
 import json
 import os
 import shutil
@@ -10,9 +11,13 @@ import tomllib
 import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.metadata import Distribution, distribution
 from pathlib import Path
 
 import pytest
+from hatchling.builders.wheel import WheelBuilder
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parent.parent.parent
 BUILT_IN = ", ".join(sorted(path.stem for path in (ROOT / "conf" / "algo").glob("*.yaml")))
@@ -28,6 +33,9 @@ VERSION = {
 }
 
 
+SLIM = "logger.only=[progress]"  # the default loggers without TensorBoard, which is an extra
+
+
 def succeed(*command: str | Path, **options) -> str:
     """Run a command.
 
@@ -39,9 +47,49 @@ def succeed(*command: str | Path, **options) -> str:
     return done.stdout
 
 
+def requirements(wheel: Path) -> list[Requirement]:
+    """Return what a wheel says it needs, without extras."""
+    (metadata,) = [name for name in contents(wheel) if name.endswith(".dist-info/METADATA")]
+    with zipfile.ZipFile(wheel) as archive:
+        said = email.message_from_bytes(archive.read(metadata)).get_all("Requires-Dist", [])
+    found = map(Requirement, said)
+    return [one for one in found if one.marker is None or one.marker.evaluate({"extra": ""})]
+
+
+def required(words: set[str]) -> list[Distribution]:
+    """Return the distributions of this environment that requirements name, and those that these require in turn."""
+    found, left = dict[str, Distribution](), [Requirement(word) for word in words if not word.startswith("rlplug")]
+    seen = set[str]()
+    while left:
+        one = left.pop()
+        if str(one) in seen:
+            continue
+        seen.add(str(one))
+        there = found[canonicalize_name(one.name)] = distribution(one.name)
+        assert there.version in one.specifier, one
+        for further in map(Requirement, there.requires or []):
+            if further.marker is None or any(further.marker.evaluate({"extra": x}) for x in ("", *one.extras)):
+                left.append(further)
+    return [*found.values()]
+
+
+def link(one: Distribution, site: Path) -> None:
+    """Link the packages of a distribution into a folder; of a namespace that several share, its parts."""
+    for file in one.files or []:
+        top, *rest = file.parts
+        if top in ("..", "__pycache__"):
+            continue
+        source = Path(str(one.locate_file(top)))
+        shared = source.is_dir() and not (source / "__init__.py").exists() and "." not in top
+        name = Path(top, rest[0]) if shared else Path(top)
+        (site / name).parent.mkdir(exist_ok=True)
+        if not os.path.lexists(site / name):
+            (site / name).symlink_to(str(one.locate_file(str(name))))
+
+
 @dataclass
 class Empty:
-    """A virtual environment with nothing of this one, and an empty folder to work in."""
+    """A virtual environment with nothing of this one that is not required, and an empty folder to work in."""
 
     home: Path
 
@@ -49,10 +97,14 @@ class Empty:
     def python(self) -> Path:
         return self.home / "venv" / "bin" / "python"
 
-    def install(self, wheel: Path) -> None:
+    def install(self, *wheels: Path) -> None:
+        """Install wheels; what they require is linked, as unpacking a gigabyte again takes a minute."""
+        (site,) = self.home.glob("venv/lib/python*/site-packages")
+        for one in required({str(parsed) for wheel in wheels for parsed in requirements(wheel)}):
+            link(one, site)
         environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
-        pip = (self.python, "-m", "pip", "install", "--quiet", "--no-compile", "-c", ROOT / "constraints.txt")
-        succeed(*pip, wheel, env=environment, cwd=self.home)
+        pip = (self.python, "-m", "pip", "install", "--quiet", "--no-compile", "--no-deps", "--no-index")
+        succeed(*pip, *wheels, env=environment, cwd=self.home)
 
     def rlplug(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """``python -m rlplug`` in ``work/``; of the surrounding environment it sees the search path for programs."""
@@ -76,7 +128,7 @@ class Empty:
 def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     out = tmp_path_factory.mktemp("dist")
     for source in SOURCES.values():
-        succeed(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", out, source)
+        list(WheelBuilder(str(source)).build(directory=str(out), versions=["standard"]))
     return {name: next(out.glob(f"{name}-*.whl")) for name in SOURCES}
 
 
@@ -93,9 +145,9 @@ def empty(wheels: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> 
 
 @pytest.fixture(scope="module")
 def refused(empty: Empty, wheels: dict[str, Path]) -> subprocess.CompletedProcess[str]:
-    """``algo=reinforce`` before its wheel was installed; afterwards it is."""
+    """``algo=reinforce`` before its wheel, and that of an environment, were installed; afterwards they are."""
     done = empty.rlplug("algo=reinforce")
-    empty.install(wheels["rlplug_reinforce"])
+    empty.install(wheels["rlplug_reinforce"], wheels["rlplug_deepsea"])
     return done
 
 
@@ -131,7 +183,7 @@ def test_the_plugins_wheel_holds_its_configuration_and_no_tests(name: str, wheel
 
 def test_ppo_trains_in_an_empty_folder(empty: Empty):
     folder = empty.trained(
-        "algo=ppo", "env=cartpole", "tuned=none", "total_steps=4096", "log.every=1024", "eval.every=0"
+        "algo=ppo", "env=cartpole", "tuned=none", "total_steps=4096", "log.every=1024", "eval.every=0", SLIM
     )
     assert folder.parent.name == "ppo-cartpole"
     assert {path.name for path in folder.iterdir()} == {
@@ -141,7 +193,6 @@ def test_ppo_trains_in_an_empty_folder(empty: Empty):
         "metrics.csv",
         "run.lock",
         "summary.json",
-        "tensorboard",
     }
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["status"] == "finished"
@@ -154,6 +205,26 @@ def test_ppo_trains_in_an_empty_folder(empty: Empty):
     assert any(row["episode/return"] and row["train/policy"] for row in rows)
     plugins = json.loads((folder / "manifest.json").read_text())["plugins"]
     assert plugins["algo"] == {"kind": "algo", "name": "ppo", "distribution": "rlplug", "version": VERSION["rlplug"]}
+
+
+def test_what_is_not_installed_is_named_with_its_extra_before_work_starts(empty: Empty):
+    lines = {
+        "algo=ppo": "logger.tensorboard.name: needs the package tensorboard, which is not installed",
+        f"algo=ppo {SLIM} logger=[wandb]": "logger.wandb.name: needs the package wandb, which is not installed",
+        f"algo=ppo {SLIM} num_envs=2 hardware=2cpu hardware.devices=1 hardware.actors.count=2": (
+            "hardware.actors.count: Ray, which starts the processes, is not installed"
+        ),
+        "-m sweeper=optuna algo.gamma=0.9,0.99": "sweeper: 'optuna' is not installed (No module named 'optuna')",
+    }
+    extras = ("tensorboard", "wandb", "ray", "optuna")
+    code = "import sys; from rlplug.cli import main; print([main(line.split()) for line in sys.argv[1:]])"
+    done = subprocess.run([empty.python, "-c", code, *lines], cwd=empty.home / "work", capture_output=True, text=True)
+    assert done.stdout == f"{[2] * len(lines)}\n"
+    said = [
+        f"rlplug: {line}: pip install 'rlplug[{extra}]'" for line, extra in zip(lines.values(), extras, strict=True)
+    ]
+    assert done.stderr.splitlines() == said
+    assert not list((empty.home / "work").glob("runs/multirun/*"))
 
 
 def test_what_was_installed_fits_together(empty: Empty):
@@ -172,20 +243,18 @@ def test_an_installed_plugin_is_listed(refused: subprocess.CompletedProcess[str]
     assert ["algo", "reinforce", "rlplug-reinforce", VERSION["rlplug_reinforce"]] in rows
 
 
-def test_an_installed_plugin_trains(refused: subprocess.CompletedProcess[str], empty: Empty):
-    folder = empty.trained("algo=reinforce", "tuned=none", "total_steps=2048", "logger.only=[]")
-    assert folder.parent.name == "reinforce-cartpole"
+def test_installed_plugins_train_together(refused: subprocess.CompletedProcess[str], empty: Empty):
+    words = (
+        "algo=reinforce",
+        "env=deepsea",
+        "exploration=[counts]",
+        "tuned=none",
+        "total_steps=2048",
+        "logger.only=[]",
+    )
+    folder = empty.trained(*words)
+    assert folder.parent.name == "reinforce-deepsea"
     assert json.loads((folder / "summary.json").read_text())["updates"] == 4
     plugins = json.loads((folder / "manifest.json").read_text())["plugins"]
     assert plugins["algo"]["distribution"] == "rlplug-reinforce"
-
-
-def test_an_installed_environment_and_exploration_train(empty: Empty, wheels: dict[str, Path]):
-    refused = empty.rlplug("algo=ppo", "env=deepsea")
-    assert refused.returncode == 2
-    assert refused.stderr.startswith("rlplug: env: unknown option 'deepsea'; there are: ")
-    empty.install(wheels["rlplug_deepsea"])
-    folder = empty.trained("algo=ppo", "env=deepsea", "exploration=[counts]", "total_steps=2048", "logger.only=[]")
-    assert folder.parent.name == "ppo-deepsea"
-    plugins = json.loads((folder / "manifest.json").read_text())["plugins"]
     assert {plugins[key]["distribution"] for key in ("env", "exploration.counts")} == {"rlplug-deepsea"}

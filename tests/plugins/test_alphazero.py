@@ -30,8 +30,12 @@ def made(env: str, cls: type[AlphaZero] = AlphaZero, n: int = 1, **options) -> A
 class Exact(AlphaZero):
     """Evaluates nodes by the outcome of perfect play, with equal priors."""
 
-    def _node(self, row, state, terminated=False, over=False):
-        node = super()._node(row, state, terminated, over)
+    def __init__(self, cfg, ctx):
+        super().__init__(cfg, ctx)
+        self.solved = self.model.minimax()
+
+    def _node(self, net, row, state, terminated=False, over=False):
+        node = super()._node(net, row, state, terminated, over)
         exact = self.solved.value(row["env_state"]) * node["sign"]
         legal = node["legal"].float()
         value = torch.where(torch.as_tensor(terminated), 0.0, exact)
@@ -184,6 +188,23 @@ def test_a_tree_is_reused():
         step["is_first"][:] = True
         _, after = algorithm.act(step, carry, "greedy")
         assert after["tree"]["visits"][0, 0].sum() == 20
+
+
+def test_it_plays_against_the_network_of_some_updates_ago():
+    words = ("env=tictactoe", "algo.opponents=[past]", "algo.past_every=2", "algo.num_simulations=4", "num_envs=4")
+    more = ("train_batch_size=4", "rollout_fragment_length=8", "replay_ratio=0.03125", "eval.every=0")
+    with closing(build(compose(["algo=alphazero", *words, *more, *FAST]), Path())) as trainer:
+        algorithm, nets = trainer.algorithm, list[list[torch.Tensor]]()
+        while trainer.progress.updates < 3:
+            trainer.collect("explore")
+            if trainer.ready():
+                trainer.update()
+                nets.append([p.detach().clone() for p in algorithm.net.parameters()])
+        assert all(torch.equal(a, b) for a, b in zip(algorithm.past.parameters(), nets[1], strict=True))
+        assert not all(torch.equal(a, b) for a, b in zip(algorithm.past.parameters(), nets[2], strict=True))
+        found = algorithm.evaluate(trainer.play, 20)
+        rates = [found[f"eval/vs_past/{result}_rate"] for result in ("win", "draw", "loss")]
+        assert sum(rates) == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize(

@@ -74,7 +74,7 @@ def test_the_terms_are_those_of_the_paper(overrides, shared):
 
 
 def test_the_target_moves_when_it_is_due_and_no_gradient_reaches_it():
-    algorithm = make(target_network_update_freq=3, tau=0.5, lr=1e-2)
+    algorithm = make(target_update_period=3, tau=0.5, lr=1e-2)
     learner, batch = learner_of(algorithm), segment(algorithm)
     start = weights(algorithm.target)
     for update in range(1, 7):
@@ -91,7 +91,7 @@ def test_the_target_moves_when_it_is_due_and_no_gradient_reaches_it():
 
 def test_the_kl_coefficient_adapts_with_the_target():
     for target, expected in ((1e3, 0.1), (1e-9, 0.3)):
-        algorithm = make(kl_coeff=0.2, kl_target=target, target_network_update_freq=2, lr=1e-2)
+        algorithm = make(kl_coeff=0.2, kl_target=target, target_update_period=2, lr=1e-2)
         learner, batch = learner_of(algorithm), segment(algorithm)
         for _ in range(2):
             assert float(algorithm.kl_coeff) == pytest.approx(0.2)

@@ -378,6 +378,22 @@ def test_states_that_are_fed_back_replace_the_stored_ones_and_a_checkpoint_has_t
         buffer.feedback(torch.tensor([20]), {"carry": {"q": {"h": torch.ones(5, 1, 2), "c": torch.ones(5, 1)}}})
 
 
+def test_a_checkpoint_has_the_states_of_rows_that_were_written_only():
+    buffer, store = recurrent(), FileRowLog()
+    for start in range(7):
+        buffer.add(carried(start))
+    fresh = torch.tensor([[-1.0], [-2.0]])
+    buffer.feedback(torch.tensor([0]), {"carry": {"q": {"h": fresh[..., None].repeat(1, 1, 2), "c": fresh}}})
+    buffer.save(store)
+    assert store.state["carry"]["q"]["c"].flatten().tolist() == [-1.0, -2.0, 4.0, 6.0]  # of every other row
+    loaded = recurrent()
+    loaded.load(store)
+    for start in range(7, 10):
+        for each in (buffer, loaded):
+            each.add(carried(start))
+    assert states(loaded) == states(buffer)
+
+
 def test_of_two_states_for_a_row_the_longer_unrolled_one_is_kept():
     buffer = recurrent()
     for start in range(20):

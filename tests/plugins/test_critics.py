@@ -78,7 +78,7 @@ def test_importance_weights_scale_the_critics_loss_alone(name):
 def test_targets_follow_at_their_frequency(cls, name):
     changes = {"policy_delay": 1} if name == "td3" else {}
     spec = testing.spec(3, 4) if name == "dqn" else BOX
-    algorithm = make(cls, name, spec, target_network_update_freq=3, tau=0.5, **changes)
+    algorithm = make(cls, name, spec, target_update_period=3, tau=0.5, **changes)
     learner, moved, target = learner_of(algorithm), [], algorithm.target if name != "td3" else algorithm.target_critic
     for update in range(6):
         learner.progress.updates = update
@@ -112,7 +112,13 @@ ENDLESS = spaces.Box(-np.inf, np.inf, (2,))
 REFUSED = [
     (CQL, "cql", spaces.Discrete(2), {}, "^algo: cql needs continuous actions .* algo=discrete_cql supports"),
     (CQL, "cql", ENDLESS, {}, "^algo: cql needs continuous actions within bounds"),
-    (CQL, "cql", testing.box(1), {"min_q_weight": 0, "lagrangian_thresh": 1.0}, r"^algo\.min_q_weight: 0 cannot grow"),
+    (
+        CQL,
+        "cql",
+        testing.box(1),
+        {"conservative_weight": 0, "lagrangian_thresh": 1.0},
+        r"^algo\.conservative_weight: 0 cannot grow",
+    ),
     (DQN, "discrete_cql", testing.box(1), {}, "^algo: dqn needs one Discrete action"),
     (DDPG, "td3_bc", spaces.Discrete(2), {}, "^algo: needs continuous actions"),
     (DDPG, "td3", ENDLESS, {}, r"^algo: needs continuous actions within bounds, .*algo=ppo"),

@@ -266,5 +266,5 @@ def test_the_value_of_a_row_is_that_of_the_greedy_action(model, changes):
 
 
 def test_it_has_no_density_of_actions():
-    with pytest.raises(NotImplementedError, match=r"DQN\.logp"):
+    with pytest.raises(NotImplementedError, match=r"DQN\.distribution"):
         make().logp(sample(make()))

@@ -14,15 +14,13 @@ from rlplug.plugins.algo.a2c import A2C
 from rlplug.run.build import build
 from rlplug.types import ConfigError
 from tests.contract.tenants.agents import FILES
-from tests.installing import install, site  # noqa: F401  fixtures
+from tests.installing import installed
 
 QUIET = ("hardware=cpu", "logger.only=[]", "eval.every=0", "compile=off", "model.hidden=[8]")
 SMALL = (*QUIET, "num_envs=3", "rollout_fragment_length=24", "algo.algo.sgd_minibatch_size=16")
 
 
-@pytest.fixture(autouse=True)
-def teams(install):  # noqa: F811
-    install("rlplug-teams", "rlplug_teams", FILES)
+teams = installed("rlplug-teams", "rlplug_teams", FILES)
 
 
 def made(tmp_path, *words):
@@ -65,7 +63,7 @@ def test_ppo_on_agents_that_die_equals_ppo_on_their_own_streams(tmp_path, agent)
     trainer.collect()
     batch, independent = trainer.buffer.sample(), trainer.algorithm
     name = trainer.ctx.spec.groups["runners"].agents[agent]
-    ppo, seen = independent.policy(name), independent.view(batch, name)
+    ppo, seen = independent.named_policy(name), independent.view(batch, name)
     stream = own_streams(batch, agent, ("obs", "action", "reward", "terminated", "truncated", "logp", "dist"))
     assert stream["valid"].sum() == seen["valid"][:-1].sum() > 10
     assert seen["is_first"].sum() >= (3 if agent else 2)
@@ -96,7 +94,7 @@ def test_td_targets_of_an_agent_that_is_gone_are_in_no_loss(tmp_path):
     prepared = shared.prepare(batch)["runners"]
     assert torch.equal(prepared["valid"], batch["alive"][0].flatten())
     assert not prepared["valid"].all()
-    child = shared.policy("runners")
+    child = shared.named_policy("runners")
     wrong = prepared | {"returns": torch.where(prepared["valid"], prepared["returns"], 1e9)}
     losses = [trainer.learner.steps.forward(rows, child, ("critic",)).losses for rows in (prepared, wrong)]
     assert losses[0].terms["critic"] == losses[1].terms["critic"]
@@ -129,7 +127,7 @@ def test_value_normalization_learns_the_scale_of_returns(tmp_path):
     trainer = made(
         tmp_path, "algo=mappo", "env=two_carts", *QUIET, "algo.normalize_value=0.9", "rollout_fragment_length=8"
     )
-    child, learner = trainer.algorithm.policy("carts"), trainer.learner
+    child, learner = trainer.algorithm.named_policy("carts"), trainer.learner
     returns = torch.tensor([[10.0, 14.0], [12.0, 900.0], [0.0, 0.0]])
     valid = torch.tensor([[True, True], [True, False], [False, False]])
     for _ in range(3):
@@ -179,7 +177,7 @@ def test_policies_have_algorithms_and_models_of_their_own(tmp_path):
     base = run.raw["algo"]["policies"]["base"]["algo"]
     assert (base["gamma"], base["sgd_minibatch_size"], base["num_sgd_iter"]) == (0.5, 4, 10)
     trainer = build(run, tmp_path / "run")
-    scouts, base = trainer.algorithm.policy("scouts"), trainer.algorithm.policy("base")
+    scouts, base = trainer.algorithm.named_policy("scouts"), trainer.algorithm.named_policy("base")
     assert [type(x).__name__ for x in (scouts, base)] == ["A2C", "PPO"]
     assert base.net.torso.out_dim == 5
     assert scouts.net.torso.out_dim == 8

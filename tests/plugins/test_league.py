@@ -8,11 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from rlplug.api import Algorithm
 from rlplug.cli import main
 from rlplug.config import compose
-from rlplug.plugins.algo.league import ITSELF, League
+from rlplug.plugins.algo.league import ITSELF, League, Pool
 from rlplug.run.build import build, start
 from rlplug.trainer.trainer import Trainer
+from rlplug.types import Batch
 
 RUN = ["algo=league", "hardware=cpu", "compile=off", "logger.only=[]", "model.hidden=[8]", "eval.every=0"]
 RUN += ["num_envs=4", "rollout_fragment_length=16", "algo.algo.sgd_minibatch_size=64", "algo.algo.num_sgd_iter=1"]
@@ -56,11 +58,69 @@ def test_opponents_are_drawn_as_configured(run, opponents, shares):
     assert seats.float().mean() == 0.5
 
 
-def test_the_greedy_learner_meets_all_copies_alike_and_never_itself(run):
+def test_the_greedy_learner_plays_both_seats_unless_an_evaluation_names_opponents(run):
+    own = league(run)
     for _ in range(3):
-        league(run).pool.add(decay=1.0)
-    drawn, _ = league(run).match(grid(900), grid(900), "greedy")
-    assert [(drawn == place).sum().item() for place in range(ITSELF, 3)] == [0, 300, 300, 300]
+        own.pool.add(decay=1.0)
+    drawn, _ = own.match(grid(900), grid(900), "greedy")
+    assert (drawn == ITSELF).all()
+    own.pool.odds[:3] = torch.tensor([1.0, 0.0, 1.0])
+    drawn, _ = own.match(grid(900), grid(900), "greedy")
+    assert [(drawn == place).sum().item() for place in range(ITSELF, 3)] == [0, 450, 0, 450]
+
+
+def last_free_cell(policy: Algorithm, sign: float) -> None:
+    """Let a policy play the last free cell, or, with -1, the first."""
+    head = dict(policy.named_parameters())
+    with torch.no_grad():
+        next(x for x in head.values() if x.shape == (9,)).copy_(sign * 10 * torch.arange(9.0))
+
+
+def test_an_evaluation_plays_all_policies_and_those_that_stay_and_pairs(tmp_path):
+    with closing(trainer(tmp_path, "algo.size=3", "algo.payoff=2", "eval.episodes=4")) as made:
+        own = league(made)
+        last_free_cell(own.learner, 1.0)
+        own.pool.keep("last", own.learner.state_dict())
+        last_free_cell(own.learner, -1.0)
+        own.pool.add(decay=1.0)
+        jobs, player = dict[int, Batch](), made.policy.player()
+
+        def play(asked, weights):
+            for job in asked:
+                (batch,) = player.play([job], weights)
+                jobs[job.number] = batch
+                yield job, batch
+
+        metrics = own.evaluate(play, 8)
+    assert {*jobs[0]["opponent"][0, :, 0].tolist()} == {0, 1}
+    assert (jobs[1]["opponent"] == 0).all()
+    assert {key for key in metrics if "/" in key.removeprefix("eval/")} == {"eval/against/last", "eval/payoff/last/1"}
+    assert jobs[2]["return"].shape == (2,)
+    for number, first, second in ((1, -1.0, 1.0), (2, 1.0, -1.0)):  # the learner is the one from the front, or "last"
+        batch = jobs[number]
+        free = batch["action_mask"].float()
+        front, back = free.argmax(-1), 8 - free.flip(-1).argmax(-1)
+        acted, mine = batch["alive"] & batch["valid"][..., None], batch["mine"]
+        for who, sign in ((mine, first), (~mine, second)):
+            assert (batch["action"] == (front if sign < 0 else back))[acted & who].all()
+
+
+def test_policies_that_stay_are_not_replaced(run):
+    pool = league(run).pool
+    pool.keep("champion", league(run).learner.state_dict())
+    champion = next(pool.members[0].parameters()).clone()
+    for i in range(3):
+        with torch.no_grad():
+            next(league(run).learner.parameters()).fill_(float(i))
+        pool.add(decay=1.0)
+        assert pool.latest == 1 + i % 2
+    assert torch.equal(next(pool.members[0].parameters()), champion)
+    assert [next(one.parameters()).flatten()[0].item() for one in pool.members[1:]] == [2.0, 1.0]
+    assert pool.titles == ["champion", "1", "2"]
+    again = Pool(league(run).learner, 3)
+    again.set_extra_state(pool.get_extra_state())
+    again.load_state_dict(pool.state_dict())
+    assert again.titles == pool.titles
 
 
 def test_a_full_pool_replaces_its_oldest_copy_and_results_fade(run):
@@ -91,11 +151,8 @@ def test_elo_rises_by_what_a_result_surprises(run):
 def test_copies_play_the_other_seat_and_only_the_learners_rows_are_learned(run):
     own = league(run)
     own.pool.add(decay=1.0)
-    with torch.no_grad():  # this copy plays the last free cell, the learner the first
-        for policy, sign in ((own.learner, -10.0), (own.pool.members[0], 10.0)):
-            head = dict(policy.named_parameters())
-            bias = next(head[name] for name in head if head[name].shape == (9,))
-            bias.copy_(sign * torch.arange(9.0))
+    last_free_cell(own.learner, -1.0)
+    last_free_cell(own.pool.members[0], 1.0)
     run.collect()
     segment = run.buffer.sample()
     mine, acted = segment["mine"], segment["alive"] & segment["valid"][..., None]

@@ -214,7 +214,7 @@ def test_actions_of_every_mode():
 
 
 def test_targets_follow_slowly():
-    algorithm = make(tau=0.25, target_network_update_freq=2)
+    algorithm = make(tau=0.25, target_update_period=2)
     learner = learner_of(algorithm)
     before = [p.clone() for p in algorithm.target.parameters()]
     learner.minimize(doubled(algorithm.prepare(sample())), algorithm)

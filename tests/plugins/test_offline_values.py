@@ -38,7 +38,7 @@ def make(name, action=None, hidden="[8]", **changes):
 @pytest.mark.parametrize("entropy", [True, False])
 def test_without_the_term_it_is_sac(entropy):
     """The same losses of the same networks and draws; deterministic targets lack the entropy alone."""
-    cql = make("cql", min_q_weight=0, bc_iters=0, deterministic_backup=not entropy, initial_alpha=0.5)
+    cql = make("cql", conservative_weight=0, bc_iters=0, deterministic_backup=not entropy, initial_alpha=0.5)
     sac = make("sac")
     shared = {key: value for key, value in cql.state_dict().items() if key in sac.state_dict()}
     sac.load_state_dict(shared)
@@ -54,7 +54,9 @@ def test_without_the_term_it_is_sac(entropy):
 @pytest.mark.parametrize("temperature", [1.0, 0.5])
 def test_the_term_is_the_integral_over_all_actions(temperature):
     """Critics without hidden layers are linear in the action, ``b + v a``: the integral is 2 sinh(v / T) T / v."""
-    algorithm = make("cql", testing.box(1), hidden="[]", num_actions=20_000, temperature=temperature, min_q_weight=1)
+    algorithm = make(
+        "cql", testing.box(1), hidden="[]", num_actions=20_000, temperature=temperature, conservative_weight=1
+    )
     with torch.no_grad():
         algorithm.critic.head.weight[..., -1, :] = 2.0  # the action comes last
     batch = algorithm.prepare(sample(algorithm, n=3))
@@ -64,18 +66,18 @@ def test_the_term_is_the_integral_over_all_actions(temperature):
     exact = base + temperature * (2 * torch.sinh(v / temperature) * temperature / v).log() - q
     loss = algorithm.forward(batch, ("critic",))
     assert_close(loss.metrics["conservative"], exact.mean(0), rtol=0.02, atol=0.02)
-    algorithm.cfg = replace(algorithm.cfg, min_q_weight=0.0)
+    algorithm.cfg = replace(algorithm.cfg, conservative_weight=0.0)
     plain = algorithm.forward(batch, ("critic",)).terms["critic"]
     assert_close(loss.terms["critic"] - plain, exact.sum(0), rtol=0.02, atol=0.02)
 
 
 @pytest.mark.parametrize(("threshold", "grows"), [(1e-3, True), (1e3, False)])
 def test_the_weight_grows_while_the_term_is_above_its_threshold(threshold, grows):
-    algorithm = make("cql", lagrangian_thresh=threshold, min_q_weight=2)
+    algorithm = make("cql", lagrangian_thresh=threshold, conservative_weight=2)
     losses = learner_of(algorithm).minimize(algorithm.prepare(sample(algorithm)), algorithm)
     assert losses.metrics["conservative"] > 1e-3
     assert (algorithm.log_weight > math.log(2.0)) == grows
-    assert losses.metrics["min_q_weight"] == pytest.approx(2.0)
+    assert losses.metrics["conservative_weight"] == pytest.approx(2.0)
 
 
 def test_the_policy_imitates_at_the_start():
@@ -133,7 +135,7 @@ def test_critics_judge_several_actions_in_every_row(feature, members):
 @pytest.mark.parametrize("masked", [False, True])
 def test_the_term_beside_that_of_dqn(changes, masked):
     mask = torch.tensor([True, False, True]) if masked else None
-    algorithm = make("discrete_cql", CHOICES, min_q_weight=0.5, hiddens=[6], **changes)
+    algorithm = make("discrete_cql", CHOICES, conservative_weight=0.5, hiddens=[6], **changes)
     batch = sample(algorithm, mask=mask)
     batch["action"] = torch.where(batch["action"] == 1, 2, batch["action"])
     batch = algorithm.prepare(batch)
@@ -143,7 +145,7 @@ def test_the_term_beside_that_of_dqn(changes, masked):
     allowed = q[:, [0, 2]] if masked else q
     term = allowed.exp().sum(-1).log() - q[torch.arange(6), batch["action"]]
     found = algorithm.forward(batch, ("critic",))
-    algorithm.cfg = replace(algorithm.cfg, min_q_weight=0.0)
+    algorithm.cfg = replace(algorithm.cfg, conservative_weight=0.0)
     plain = algorithm.forward(batch, ("critic",))
     assert_close(found.terms["critic"] - plain.terms["critic"], 0.5 * term)
     assert_close(found.metrics["conservative"], term)

@@ -31,7 +31,7 @@ CASES = {
     "gradients of old weights": ("a3c", "cartpole", (*GRADIENTS, "model.hidden=[8]", "loop.broadcast_interval=3")),
     "apex dqn": ("apex_dqn", "cartpole", (*APEX, "algo.hiddens=[16]")),
     "apex ddpg": ("apex_ddpg", "pendulum", APEX),
-    "a ring, and a target": ("appo", "cartpole", (*SEGMENTS, "algo.target_network_update_freq=3", "algo.kl_coeff=0.2")),
+    "a ring, and a target": ("appo", "cartpole", (*SEGMENTS, "algo.target_update_period=3", "algo.kl_coeff=0.2")),
     "a queue, and momentum": ("appo", "cartpole", (*SEGMENTS, "buffer=queue", *MOMENTUM)),
     "rollouts ahead": ("impala", "cartpole", (*SEGMENTS, "loop.in_flight=4", *LSTM)),
     "old weights, and momentum": ("impala", "cartpole", (*SEGMENTS, "loop.broadcast_interval=3", *MOMENTUM)),

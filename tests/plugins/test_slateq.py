@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from contextlib import closing
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -154,20 +155,17 @@ def greedy_values(algorithm: SlateQ, env: InterestEvolution) -> np.ndarray:
 
 @pytest.mark.slow
 def test_it_learns_the_optimum_of_the_small_problem():
-    words = ("total_steps=12_000", "eval.every=0", "hardware=cpu", "logger.only=[]", "compile=off", "algo.gamma=1.0")
+    """12,000 steps are too few: sessions end by chance, and what they pay then favors other slates for two users."""
+    words = ("total_steps=60_000", "eval.every=0", "hardware=cpu", "logger.only=[]", "compile=off", "algo.gamma=1.0")
     more = (
-        "model.hidden=[64]",
-        "algo.epsilon=[[0,1.0],[6_000,0.2]]",
-        "algo.lr=[[0,3e-3],[12_000,1e-4]]",
-        "replay_ratio=0.5",
-        "train_batch_size=256",
+        *("model.hidden=[64]", "algo.epsilon=[[0,1.0],[30_000,0.2]]", "algo.lr=[[0,3e-3],[60_000,1e-4]]"),
+        *("num_envs=32", "replay_ratio=0.1", "train_batch_size=256"),
     )
     with closing(build(compose(["algo=slateq", "env=interest_evolution", *WORDS, *words, *more]), Path())) as trainer:
         trainer.loop.run(trainer)
         env = small()
         mean, best = greedy_values(trainer.algorithm, env).mean(), env.solve().max(1).mean()
-    print(f"value {mean:.4f} of {best:.4f}")
-    assert mean > 0.995 * best
+    assert mean == pytest.approx(best, rel=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -175,9 +173,16 @@ def test_it_learns_the_optimum_of_the_small_problem():
     [
         (["env=interest_evolution", "env.slate_size=11"], "env.slate_size: 11 is more than env.num_documents=10"),
         (["env=cartpole"], "env: slateq needs observations {user, documents, response: {click}}"),
+        (["env=recsim", "env.kwargs.slate_size=11"], "env.kwargs.slate_size: 11 is not from 1 to"),
     ],
 )
 def test_what_it_cannot_do_is_refused(words, said):
     with pytest.raises(ConfigError) as error:
         build(compose(["algo=slateq", *words, "hardware=cpu"]), Path())
     assert said in str(error.value)
+
+
+@pytest.mark.skipif(find_spec("recsim") is not None, reason="RecSim is installed")
+def test_without_recsim_it_says_what_to_install():
+    with pytest.raises(ConfigError, match=r"env.id: RecSim cannot be imported .* pip install --no-deps recsim-no-tf"):
+        build(compose(["algo=slateq", "env=recsim", "hardware=cpu"]), Path())

@@ -2,6 +2,7 @@ import pytest
 
 from rlplug import compose, registry
 from rlplug.config.schema import kind_of
+from rlplug.packages import extra_of
 from rlplug.registry import installed
 from rlplug.types import CheckpointError, ConfigError
 from tests.installing import Install, install, manifest, site  # noqa: F401  fixtures
@@ -118,3 +119,15 @@ def test_another_version_in_another_process():
             installed.check_same(there, "rank 1")
     with pytest.raises(ConfigError, match=r"^hardware: rlplug-x is not installed for rank 1, .* and 1.2 for the first"):
         installed.check_same(here | {"rlplug-x": "1.2"}, "rank 1")
+
+
+def test_a_missing_module_is_named_with_the_smallest_extra_that_installs_it(monkeypatch: pytest.MonkeyPatch):
+    lines = ['torch>=2; extra == "all"', 'wandb>=0.31; extra == "all"', 'wandb>=0.31; extra == "wandb"', "numpy>=2"]
+    lines += ['scikit-learn; python_version < "4" and extra == "ml"', "bad line;"]
+    monkeypatch.setattr("rlplug.packages.metadata.requires", lambda name: {"x": lines, "y": None}[name])
+    assert extra_of("x", "wandb") == "x[wandb]"
+    assert extra_of("x", "torch") == "x[all]"
+    assert extra_of("x", "scikit_learn") == "x[ml]"
+    assert (extra_of("x", "numpy"), extra_of("x", "wan"), extra_of("y", "wandb")) == (None, None, None)
+    monkeypatch.undo()
+    assert extra_of("no-such-distribution", "wandb") is None

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from rlplug import compose
-from rlplug.agent import evaluate
 from rlplug.results import page
+from rlplug.results.evaluate import evaluate
 from rlplug.results.export import export
 from rlplug.run.launch import train
 from rlplug.types import ConfigError

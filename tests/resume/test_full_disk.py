@@ -19,7 +19,7 @@ from rlplug.cli import main
 from rlplug.run.run_dir import read
 from rlplug.testing.comparing import differences_of_runs
 from tests.checkpointing.runs import punctual
-from tests.tools.kill import with_defaults
+from tests.tools.kill import Process, warm_up, with_defaults
 
 RUN = with_defaults(
     [
@@ -168,15 +168,26 @@ def test_full_from_the_start(pages: int, disk: Disk, capsys: pytest.CaptureFixtu
         assert main(command) == 0
 
 
+def run_of(disk: Disk, words: list[str]) -> Process:
+    """Start a run on the disk; what it says is written elsewhere."""
+    warm_up(words)
+    return Process(disk.path / "run", words, log=disk.path.with_name("said.log"))
+
+
+def ended(process: Process) -> list[str]:
+    """Return what a run that failed has said, on both outputs."""
+    while process.code is None:
+        time.sleep(0.01)
+    assert process.code == 1
+    return [line for line in process.log.read_text().splitlines() if line]
+
+
 def test_the_message_of_a_process(disk: Disk):
     """Nothing else is said, by a thread or at exit."""
     run = disk.path / "run"
     disk.fill(but=170 * 1024)
-    command = [sys.executable, "-m", "rlplug", *RUN, f"hydra.run.dir={run}"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 1
-    assert done.stdout == ""
-    (message,) = done.stderr.splitlines()
+    process = run_of(disk, RUN)
+    (message,) = ended(process)
     assert FULL in message
     assert yaml.safe_load((run / "config.yaml").read_text())["algo"]["name"] == "sac"
 
@@ -185,14 +196,11 @@ def test_full_under_tensorboard(disk: Disk):
     """Its files are written by a thread of its own, which has nothing else to say."""
     run = disk.path / "run"
     words = [*RUN, "total_steps=100000", "checkpoint.every=1000000", "eval.every=100", "logger.only=[tensorboard]"]
-    command = [sys.executable, "-m", "rlplug", *words, "logger.tensorboard.flush_secs=1", f"hydra.run.dir={run}"]
-    program = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    while not checkpoints(run) and program.poll() is None:  # of the first evaluation
+    process = run_of(disk, [*words, "logger.tensorboard.flush_secs=1"])
+    while not checkpoints(run) and process.code is None:  # of the first evaluation
         time.sleep(0.01)
     disk.fill()
-    out, err = program.communicate()
-    assert (program.returncode, out) == (1, "")
-    (message,) = err.splitlines()
+    (message,) = ended(process)
     assert FULL in message
     assert f"the last good checkpoint is {checkpoints(run)[0]}; continue with: " in message
     whole(run)

@@ -82,7 +82,7 @@ CONFIGS = {
         *("model=lstm", "model.hidden=8", "model.torso.hidden=[8]"),
     ),
     "appo": (
-        *("algo=appo", "env=pendulum", "algo.kl_coeff=0.2", "algo.target_network_update_freq=3", *SEGMENTS),
+        *("algo=appo", "env=pendulum", "algo.kl_coeff=0.2", "algo.target_update_period=3", *SEGMENTS),
         *("buffer.num_batches=3", "buffer.num_uses=4"),
     ),
     "td3": ("algo=td3", "env=pendulum", *REPLAY),

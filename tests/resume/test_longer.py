@@ -3,12 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +17,7 @@ from rlplug.config import compose
 from rlplug.run.launch import resume, train
 from rlplug.testing.comparing import differences_of_runs
 from rlplug.types import ConfigError
+from tests.tools.kill import Process, warm_up
 
 COMMON = [
     *("model.hidden=[8]", "tuned=none", "checkpoint.keep_best=0", "checkpoint.keep_last=99", "log.every=37"),
@@ -161,12 +157,10 @@ def test_an_extended_run_that_is_killed_goes_on_exactly(way: str, run: Path, tmp
     silently(early)
     assert differences_of_runs(run, early) == []
 
-    command = [sys.executable, "-m", "rlplug", "resume", str(late), "total_steps=512", way]
-    program = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=os.environ)
-    while Checkpoint(checkpoints(late)[0]).steps <= 128 and program.poll() is None:
-        time.sleep(0.005)
-    program.send_signal(signal.SIGKILL)
-    program.wait()
+    warm_up(PPO)
+    process = Process(late, changed=["total_steps=512", way])
+    process.wait(lambda: Checkpoint(checkpoints(late)[0]).steps > 128)
+    process.kill()
     silently(late)
     assert differences_of_runs(run, late) == []
 

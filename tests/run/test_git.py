@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rlplug.run.run_dir import _git
+from rlplug.tracking import checkout
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can make files of another user")
 
@@ -64,7 +64,7 @@ def test_the_commit_and_whether_it_has_changes(change: Callable[[Path], object],
     commit = git(repository, "rev-parse", "HEAD")
     change(repository)
     index = (repository / ".git" / "index").read_bytes()
-    assert _git() == {"commit": commit, "changed": changed}
+    assert checkout() == {"commit": commit, "changed": changed}
     assert (repository / ".git" / "index").read_bytes() == index
 
 
@@ -73,17 +73,17 @@ def test_a_second_worktree_has_its_own(repository: Path, monkeypatch: pytest.Mon
     monkeypatch.chdir(repository.parent / "second")
     (repository.parent / "second" / "file").write_text("two\n")
     git(repository.parent / "second", "commit", "-qam", "y")
-    assert _git() == {"commit": git(repository.parent / "second", "rev-parse", "HEAD"), "changed": False}
-    assert _git()["commit"] != git(repository, "rev-parse", "HEAD")
+    assert checkout() == {"commit": git(repository.parent / "second", "rev-parse", "HEAD"), "changed": False}
+    assert checkout()["commit"] != git(repository, "rev-parse", "HEAD")
 
 
 def test_outside_of_a_repository_there_is_none(place: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(place)
-    assert _git() is None
+    assert checkout() is None
     git(place, "init", "-q")  # and where nothing is committed
-    assert _git() is None
+    assert checkout() is None
     monkeypatch.setenv("PATH", str(place))
-    assert _git() is None
+    assert checkout() is None
 
 
 def trap(repository: Path, mark: Path) -> None:
@@ -121,7 +121,7 @@ def test_no_program_of_the_repository_is_run(forge: Callable[[Path, Path], None]
     mark = repository.parent / "mark"
     forge(repository, mark)
     mark.unlink(missing_ok=True)
-    found = _git()
+    found = checkout()
     assert found is not None
     assert len(found["commit"]) == 40
     assert found["changed"] is (forge is trap)  # it has a new .gitattributes
@@ -133,7 +133,7 @@ def test_no_program_of_the_repository_is_run(forge: Callable[[Path, Path], None]
 def test_a_worktree_that_is_the_whole_disk_is_not_walked(repository: Path):
     git(repository, "config", "core.worktree", "/")
     begin = time.monotonic()
-    assert _git() is not None
+    assert checkout() is not None
     assert time.monotonic() - begin < 60
 
 
@@ -148,5 +148,5 @@ def test_a_repository_of_another_user_is_not_asked_or_harmless(trusted: bool, re
         os.lchown(path, 65534, 65534)
     if trusted:
         (repository.parent / "gitconfig").write_text("[safe]\n\tdirectory = *\n")
-    assert _git() == ({"commit": commit, "changed": True} if trusted else None)
+    assert checkout() == ({"commit": commit, "changed": True} if trusted else None)
     assert not mark.exists()

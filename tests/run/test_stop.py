@@ -98,5 +98,5 @@ def test_a_limit_of_a_metric_that_does_not_exist_is_reported(tmp_path, capsys):
         RunError, match=r"stop\.eval/return_men: there is no such metric; did you mean eval/return_mean"
     ):
         run(tmp_path / "a", "stop={eval/return_men: 3}", "total_steps=128", "eval.every=64")
-    with pytest.warns(UserWarning, match=r"stop\.train/polic was never logged; did you mean train/policy"):
+    with pytest.warns(UserWarning, match=r"stop\.train/polic: train/polic was never logged; did you mean train/policy"):
         run(tmp_path / "b", "stop={train/polic: 3}", "total_steps=128")

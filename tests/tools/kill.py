@@ -105,15 +105,23 @@ class Report:
 
 
 class Process:
-    """A run in a process of its own, whose output goes to ``<folder>.log``.
+    """A run in a process of its own, whose output goes to a file.
 
     Args:
         overrides: of a new run in ``folder``; None: resume the run there.
+        changed: overrides of the resumed run.
+        log: file for its output; None: ``<folder>.log``.
     """
 
-    def __init__(self, folder: Path, overrides: Sequence[str] | None = None) -> None:
-        self.folder, self.log = folder, folder.with_name(folder.name + ".log")
-        words = ["resume", str(folder)] if overrides is None else [*overrides, f"hydra.run.dir={folder}"]
+    def __init__(
+        self,
+        folder: Path,
+        overrides: Sequence[str] | None = None,
+        changed: Sequence[str] = (),
+        log: Path | None = None,
+    ) -> None:
+        self.folder, self.log = folder, log or folder.with_name(folder.name + ".log")
+        words = ["resume", str(folder), *changed] if overrides is None else [*overrides, f"hydra.run.dir={folder}"]
         self.started = time.monotonic()
         self._process = _server.Process(target=_main, args=(words, self.log), daemon=True)
         self._process.start()

@@ -20,7 +20,19 @@ from rlplug.config import compose, option_names
 from tests.tools.asking import Answer, ask
 from tests.tools.asking import main as campaign
 
-GROUPS = ("algo", "env", "model", "buffer", "exploration", "loop", "hardware", "logger", "experiment", "tuned")
+GROUPS = (
+    "algo",
+    "env",
+    "model",
+    "buffer",
+    "exploration",
+    "loop",
+    "hardware",
+    "logger",
+    "curriculum",
+    "experiment",
+    "tuned",
+)
 WORDS = r"""
 -1 0 1.5 1e30 -1e-30 99999999999999999999 nan inf -inf true null '' word [] [1,2] [a,[b]] {} {a:1} [0] [-3] 1e3 1e400
 [[0,1],[0,2]] [[5,1],[1,2]] [[0,1],[1e30,2]] [[0,1e-3],['${total_steps}',0]] [100000,100000] ${nope} ${algo} 100k 0.0

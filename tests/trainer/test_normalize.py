@@ -12,10 +12,10 @@ from gymnasium import spaces
 
 import rlplug
 from rlplug import tree
-from rlplug.agent import evaluate
 from rlplug.api import Job, Segment
 from rlplug.config import Preprocess as Config
 from rlplug.config import compose
+from rlplug.results.evaluate import evaluate
 from rlplug.run import launch
 from rlplug.run.build import build
 from rlplug.testing.context import spec

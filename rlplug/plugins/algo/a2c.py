@@ -16,7 +16,7 @@ from torch import Tensor
 from rlplug.api import Algorithm, Clip, Context, Losses, Needs, Optim, Window
 from rlplug.functional.returns import gae
 from rlplug.functional.sequences import carry_before
-from rlplug.nn import ActorCritic, adam_or_rmsprop
+from rlplug.nn import ActorCritic, Distribution, adam_or_rmsprop
 from rlplug.settings import NonNegativeFloat, PositiveFloat, Scheduled, UnitFloat, option, settings
 from rlplug.types import Batch, EnvSpec, Mode
 
@@ -66,8 +66,8 @@ class A2C(Algorithm):
     def act(self, step: Batch, carry: Batch, mode: Mode) -> tuple[Batch, Batch]:
         return self.net.act(step, carry, mode, self.ctx)
 
-    def logp(self, batch: Batch) -> Tensor:
-        return self.net(batch, carry_before(batch))[0].logp(batch["action"])
+    def distribution(self, batch: Batch) -> Distribution:
+        return self.net(batch, carry_before(batch))[0]
 
     def values(self, batch: Batch) -> Tensor:
         return self.net.values(batch, carry_before(batch))

@@ -4,7 +4,9 @@ player, with ranked rewards (R2), Laterre et al. 2018 (arXiv:1807.01672), which 
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -16,13 +18,14 @@ from torch import Tensor
 from rlplug import tree
 from rlplug.api import Algorithm, Clip, Context, Job, Learner, Losses, Needs, Optim, Play, Segment
 from rlplug.functional import mcts
+from rlplug.functional.opponents import opponent_of
 from rlplug.functional.returns import episode_metrics, gae
 from rlplug.nn import ActorCritic, Adam
 from rlplug.nn.ranked import RankedReturns
 from rlplug.settings import NonNegativeFloat, PositiveFloat, PositiveInt, Scheduled, UnitFloat, option, settings
 from rlplug.types import Batch, ConfigError, EnvSpec, Mode, Weights
 
-Opponent = Literal["random", "one_ply", "minimax"]
+Opponent = Literal["random", "one_ply", "minimax", "past"]
 NOBODY = -1
 """the opponent of self-play"""
 
@@ -49,6 +52,7 @@ class AlphaZero(Algorithm):
         num_returns: PositiveInt = option("R2: number of recent returns.")
         best_return: float | None = option("R2: an episode with this return is always ranked 1; null: unknown.")
         opponents: list[Opponent] = option("Two players: whom evaluations play against, each episode in both seats.")
+        past_every: PositiveInt = option("Updates after which the opponent past becomes the present network.")
         lr: Scheduled[NonNegativeFloat] = option("Adam's step size.")
         l2_coeff: NonNegativeFloat = option("Weight of the squared weights in the loss.")
         vf_loss_coeff: NonNegativeFloat = option("Weight of the value loss.")
@@ -88,11 +92,9 @@ class AlphaZero(Algorithm):
         known = [-1.0, 1.0] if self.players == 2 or cfg.ranked_rewards else None
         self.bounds = cfg.value_bounds or known
         self.room = cfg.num_simulations * (2 if cfg.reuse_tree else 1) + 1
-        self.solved: Any = None
-        if "minimax" in cfg.opponents and self.players == 2:
-            self.solved = getattr(self.model, "minimax", lambda: None)()
-            if self.solved is None:
-                raise ConfigError("algo.opponents", "has minimax, which is exact for tiny games only; leave it out")
+        named = cfg.opponents if self.players == 2 else []
+        self.opponents = {name: opponent_of(name, self.model, self.actions) for name in named if name != "past"}
+        self.past = copy.deepcopy(self.net).requires_grad_(False) if "past" in named else None
         self._check_memory()
         self.ranked: RankedReturns | None = None
         if cfg.ranked_rewards:
@@ -121,7 +123,7 @@ class AlphaZero(Algorithm):
 
     def actor_keys(self) -> tuple[str, ...]:
         own = ("ranked.threshold", "opponent")
-        return tuple(name for name in self.state_dict() if name.startswith("net.") or name in own)
+        return tuple(name for name in self.state_dict() if name.startswith(("net.", "past.")) or name in own)
 
     def initial_carry(self, n: int) -> Batch:
         device, carry = self.ctx.device, dict[str, Any]()
@@ -203,10 +205,10 @@ class AlphaZero(Algorithm):
     def _state(self, row: Batch) -> Any:
         return {key: row[key] for key in ("env_state", "score") if key in row}
 
-    def _node(self, row: Batch, state: Any, terminated: Any = False, over: Any = False) -> Batch:
-        """Return nodes of the search for rows, evaluated by the network."""
+    def _node(self, net: Any, row: Batch, state: Any, terminated: Any = False, over: Any = False) -> Batch:
+        """Return nodes of the search for rows, evaluated by a network."""
         obs, legal, sign = self._view(row)
-        dist, value = self.net({"obs": obs, "action_mask": legal}, {})
+        dist, value = net({"obs": obs, "action_mask": legal}, {})
         value = torch.where(torch.as_tensor(terminated, device=sign.device), 0.0, value * self.cfg.value_scale * sign)
         over = torch.zeros_like(legal[:, 0]) | over
         found = {"state": state, "prior": dist.params.exp(), "legal": legal | over.unsqueeze(-1)}
@@ -219,7 +221,7 @@ class AlphaZero(Algorithm):
             return reward, terminated, truncated
         return reward[..., 0], terminated.all(-1), truncated.all(-1)
 
-    def _expand(self, state: Any, action: Tensor) -> Batch:
+    def _expand(self, net: Any, state: Any, action: Tensor) -> Batch:
         """Step the simulator: ``mcts.Expand``."""
         joint = action if self.players == 1 else action.unsqueeze(-1).expand(-1, 2)
         row = self.model.step(state["env_state"], joint)
@@ -228,10 +230,11 @@ class AlphaZero(Algorithm):
         if self.ranked is not None:
             after["score"] = state["score"] + reward
             terminated, reward = over, torch.where(over, self.ranked(after["score"], 0.0), 0.0)
-        return self._node(row, after, terminated, over) | {"reward": reward}
+        return self._node(net, row, after, terminated, over) | {"reward": reward}
 
-    def _search(self, step: Batch, carry: Batch, noisy: bool) -> mcts.SearchTree:
-        root = self._node(step, self._state(step | carry))
+    def _search(self, step: Batch, carry: Batch, noisy: bool, net: Any = None) -> mcts.SearchTree:
+        net = net or self.net
+        root, expand = self._node(net, step, self._state(step | carry)), partial(self._expand, net)
         epsilon = self.cfg.dirichlet_epsilon
         if noisy and epsilon:
             n, shape = len(root["prior"]), root["prior"].shape
@@ -244,7 +247,7 @@ class AlphaZero(Algorithm):
         else:
             trees = mcts.plant(root, self.room, self.bounds)
         fixed = self.bounds is not None
-        mcts.simulate(trees, self._expand, self.cfg.num_simulations, self.cfg.puct_coefficient, self.cfg.gamma, fixed)
+        mcts.simulate(trees, expand, self.cfg.num_simulations, self.cfg.puct_coefficient, self.cfg.gamma, fixed)
         return trees
 
     def _reused(self, before: Batch, root: Batch, is_first: Tensor) -> mcts.SearchTree:
@@ -268,20 +271,10 @@ class AlphaZero(Algorithm):
         return trees
 
     def _answer(self, who: int, step: Batch, legal: Tensor) -> Tensor:
-        """Return the moves of a named opponent, drawn among its best ones."""
-        name, best = self.cfg.opponents[who], legal
-        if name == "minimax":
-            best = self.solved.best(step["env_state"])
-        elif name == "one_ply":
-            actions = torch.arange(self.actions, device=legal.device).unsqueeze(1).expand(-1, len(legal))
-            value = torch.where(legal, torch.stack([self._paid(step["env_state"], a) for a in actions], -1), -torch.inf)
-            best = legal & (value == value.amax(-1, keepdim=True))
-        return self._drawn(best.float())
-
-    def _paid(self, state: Any, action: Tensor) -> Tensor:
-        """Return what a move pays the player who makes it."""
-        row = self.model.step(state, action.unsqueeze(-1).expand(-1, 2))
-        return row["reward"].gather(1, self.model.player(state).unsqueeze(1)).squeeze(1)  # type: ignore[attr-defined]
+        """Return the moves of a named opponent, drawn among its best ones, or of an earlier network's search."""
+        if (name := self.cfg.opponents[who]) != "past":
+            return self._drawn(self.opponents[name](step["env_state"], legal).float())
+        return self._drawn(self._search(step, {}, False, self.past).visits[:, 0])
 
     def observe(self, segment: Segment, learner: Learner) -> None:
         """Keep the returns of ended episodes: the same on every rank."""
@@ -319,6 +312,8 @@ class AlphaZero(Algorithm):
         for epoch in range(self.cfg.num_sgd_iter):
             for minibatch in learner.minibatches(batch, self.cfg.sgd_minibatch_size, "row"):
                 losses = learner.minimize(minibatch, self, diagnostics=epoch == self.cfg.num_sgd_iter - 1)
+        if self.past is not None and (learner.progress.updates + 1) % self.cfg.past_every == 0:
+            self.past.load_state_dict(self.net.state_dict())
         if self.ranked is not None:
             losses.metrics["threshold"] = self.ranked.threshold.float()
         return losses

@@ -21,7 +21,7 @@ from rlplug.functional.returns import gae
 from rlplug.functional.sequences import carry_before, chunks
 from rlplug.functional.targets import polyak_
 from rlplug.functional.vtrace import vtrace
-from rlplug.nn import ActorCritic, adam_or_rmsprop
+from rlplug.nn import ActorCritic, Distribution, adam_or_rmsprop
 from rlplug.settings import (
     NonNegativeFloat,
     PositiveFloat,
@@ -49,7 +49,7 @@ class APPO(Algorithm):
         vtrace_clip_pg_rho_threshold: PositiveFloat | None = option("Clip of the ratio in advantages; null: none.")
         clip_param: Scheduled[NonNegativeFloat] = option("Epsilon of the clipped surrogate.")
         target_worker_clipping: PositiveFloat = option("Clip of the ratio of the behavior policy to the target, rho.")
-        target_network_update_freq: PositiveInt = option("Updates between two updates of the target.")
+        target_update_period: PositiveInt = option("Updates between two updates of the target.")
         tau: UnitFloat = option("Polyak step of the target network; 1: copy.")
         kl_coeff: NonNegativeFloat = option("Initial weight of the KL penalty; adapts to kl_target; 0: off.")
         kl_target: PositiveFloat = option("Target KL divergence from the target policy.")
@@ -100,8 +100,8 @@ class APPO(Algorithm):
     def act(self, step: Batch, carry: Batch, mode: Mode) -> tuple[Batch, Batch]:
         return self.net.act(step, carry, mode, self.ctx)
 
-    def logp(self, batch: Batch) -> Tensor:
-        return self.net.dist(batch, carry_before(batch))[0].logp(batch["action"])
+    def distribution(self, batch: Batch) -> Distribution:
+        return self.net.dist(batch, carry_before(batch))[0]
 
     def values(self, batch: Batch) -> Tensor:
         return self.net.values(batch, carry_before(batch))
@@ -160,8 +160,8 @@ class APPO(Algorithm):
         return Losses(terms, metrics)
 
     def after_step(self, parts: Sequence[str], losses: Losses, learner: Learner) -> None:
-        """Update the target and adapt the KL penalty's weight every ``target_network_update_freq`` updates."""
-        if (learner.progress.updates + 1) % self.cfg.target_network_update_freq:
+        """Update the target and adapt the KL penalty's weight every ``target_update_period`` updates."""
+        if (learner.progress.updates + 1) % self.cfg.target_update_period:
             return
         polyak_(self.target, self.net, self.cfg.tau)
         if self.cfg.kl_coeff:

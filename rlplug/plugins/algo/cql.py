@@ -43,11 +43,11 @@ class CQL(Algorithm):
         n_step: PositiveInt = option("Rewards in the target before bootstrapping.")
         twin_q: bool = option("Two critics; targets and policy use the minimum.")
         tau: UnitFloat = option("Polyak step of the target critics.")
-        min_q_weight: NonNegativeFloat = option("Weight of the conservative term; 0: SAC.")
+        conservative_weight: NonNegativeFloat = option("Weight of the conservative term; 0: SAC.")
         temperature: PositiveFloat = option("Temperature of its log-sum-exp; near 0: the maximum.")
         num_actions: PositiveInt = option("Actions sampled for it from each of three distributions.")
         lagrangian_thresh: PositiveFloat | None = option(
-            "Threshold of the term, whose weight is then learned, starting at min_q_weight; null: fixed weight."
+            "Threshold of the term, whose weight is then learned, starting at conservative_weight; null: fixed weight."
         )
         bc_iters: NonNegativeInt = option("Initial updates in which the policy imitates the dataset's actions.")
         deterministic_backup: bool = option("Targets without the policy's entropy.")
@@ -67,8 +67,10 @@ class CQL(Algorithm):
         if not (isinstance(action, spaces.Box) and action.is_bounded()):
             said = f"needs continuous actions within bounds, but the environment's are {action}"
             raise ConfigError("algo", f"cql {said}; algo=discrete_cql supports Discrete ones, algo=iql others")
-        if cfg.lagrangian_thresh is not None and not cfg.min_q_weight:
-            raise ConfigError("algo.min_q_weight", "0 cannot grow; with algo.lagrangian_thresh it should be above 0")
+        if cfg.lagrangian_thresh is not None and not cfg.conservative_weight:
+            raise ConfigError(
+                "algo.conservative_weight", "0 cannot grow; with algo.lagrangian_thresh it should be above 0"
+            )
         keys = ("obs", "action", "reward", "terminated", "valid")
         return Needs(Window(cfg.n_step), data="windows", off_policy=True, perturbable=True, keys=keys)
 
@@ -86,7 +88,7 @@ class CQL(Algorithm):
         self.log_alpha = nn.Parameter(torch.tensor(math.log(cfg.initial_alpha)), requires_grad=cfg.alpha_lr is not None)
         self.actor_lr, self.critic_lr = ctx.schedule(cfg.actor_lr), ctx.schedule(cfg.critic_lr)
         self.alpha_lr = ctx.schedule(0.0 if cfg.alpha_lr is None else cfg.alpha_lr)
-        log_weight, learned = math.log(cfg.min_q_weight or 1.0), cfg.lagrangian_thresh is not None
+        log_weight, learned = math.log(cfg.conservative_weight or 1.0), cfg.lagrangian_thresh is not None
         self.log_weight = nn.Parameter(torch.tensor(log_weight), requires_grad=learned)
         self.steps: Tensor
         self.register_buffer("steps", torch.zeros((), dtype=torch.long))
@@ -123,9 +125,12 @@ class CQL(Algorithm):
     def dist(self, obs: Any) -> Any:
         return self.policy(self.model(obs, {}, None)[0])
 
+    def distribution(self, batch: Batch) -> Any:
+        return self.dist(batch["obs"])
+
     def logp(self, batch: Batch) -> Tensor:
         action = batch["action"]
-        return self.dist(batch["obs"]).logp(action.reshape(*action.shape[:2], self.size))
+        return self.distribution(batch).logp(action.reshape(*action.shape[:2], self.size))
 
     def values(self, batch: Batch) -> Tensor:
         """Return ``E[min Q(s, a)]`` over the policy's actions, by quadrature."""
@@ -140,7 +145,7 @@ class CQL(Algorithm):
         out["action"] = action.clamp(-1.0, 1.0)  # as executed: Gaussian actions may be out of bounds
         rows = len(out["returns"])
         out |= {name: draw(rows, self.size) for name in ("noise", "next_noise")}
-        if self.cfg.min_q_weight:
+        if self.cfg.conservative_weight:
             out |= {name: draw(rows, n, self.size) for name in ("sample_noise", "next_sample_noise")}
             out["uniform"] = self.ctx.rand(rows, n, self.size) * 2.0 - 1.0
         return out | {key: batch[key] for key in ("weight",) if key in batch}
@@ -155,10 +160,10 @@ class CQL(Algorithm):
             q = self.critic(code, batch["action"])
             error = q - target
             loss = 0.5 * error.square()
-            if cfg.min_q_weight:  # 2006.04779, equation 4
+            if cfg.conservative_weight:  # 2006.04779, equation 4
                 term = self._soft_maximum(code, dist, next_dist, batch) - q
                 loss = loss + weight * term
-                losses.metrics |= {"conservative": term.detach().mean(0), "min_q_weight": weight}
+                losses.metrics |= {"conservative": term.detach().mean(0), "conservative_weight": weight}
                 if cfg.lagrangian_thresh is not None and "weight" in parts:  # grows above the threshold
                     above = (term.detach() - cfg.lagrangian_thresh).sum(0)
                     losses.terms["weight"] = -self.log_weight.exp() * above

@@ -64,7 +64,7 @@ class DDPG(Algorithm):
         )
         noise_clip: NonNegativeFloat = option("Clip of that noise.")
         tau: UnitFloat = option("Polyak step of the target networks.")
-        target_network_update_freq: PositiveInt = option("Policy updates between two updates of the target networks.")
+        target_update_period: PositiveInt = option("Policy updates between two updates of the target networks.")
         td_error_loss_fn: Literal["huber", "mse"] = option("Loss of the critics' TD error.")
         huber_threshold: PositiveFloat = option("Error beyond which the Huber loss is linear.")
         actor_lr: Scheduled[NonNegativeFloat] = option("Adam's step size of the policy.")
@@ -224,6 +224,6 @@ class DDPG(Algorithm):
             self.q_scale.copy_(losses.metrics["abs_q"].clamp(min=1e-6))
         if "actor" in parts:
             self.steps += 1
-            due = self.steps % self.cfg.target_network_update_freq == 0
+            due = self.steps % self.cfg.target_update_period == 0
             for target, online in self._pairs():
                 polyak_(target, online, self.cfg.tau, due)

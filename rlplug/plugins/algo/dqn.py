@@ -1,6 +1,6 @@
 """Deep Q-Network, Mnih et al. 2015 (doi:10.1038/nature14236), with all extensions of Rainbow, Hessel et al. 2018
 (arXiv:1710.02298). With a recurrent model and sequences it is the learner of R2D2, Kapturowski et al. 2019 (ICLR);
-with ``min_q_weight``, offline conservative Q-learning, Kumar et al. 2020 (arXiv:2006.04779).
+with ``conservative_weight``, offline conservative Q-learning, Kumar et al. 2020 (arXiv:2006.04779).
 
 Without a recurrent model, a sample holds transitions: a row to train on, and the row to bootstrap from. With one, it
 has ``burn_in + L + n`` rows: to warm up the state, to train on, and to bootstrap from.
@@ -87,14 +87,14 @@ class DQN(Algorithm):
             "Loss of the TD error; with num_atoms > 1, the KL divergence."
         )
         tau: UnitFloat = option("Polyak step of the target network; 1: copy.")
-        target_network_update_freq: PositiveInt = option("Updates between two updates of the target network.")
+        target_update_period: PositiveInt = option("Updates between two updates of the target network.")
         lr: Scheduled[NonNegativeFloat] = option("Adam's step size.")
         adam_epsilon: PositiveFloat = option("Adam's epsilon.")
         grad_clip: PositiveFloat | None = option("Gradient clipping threshold; null: off.")
         grad_clip_by: Clip = option("value, norm (per tensor) or global_norm.")
         worker_side_prioritization: bool = option("Actors compute initial priorities; false: the largest so far.")
         value_rescaling: PositiveFloat | None = option("Epsilon of R2D2's value rescaling h (1e-3); null: off.")
-        min_q_weight: NonNegativeFloat = option("Weight of CQL's conservative term, for offline RL; 0: off.")
+        conservative_weight: NonNegativeFloat = option("Weight of CQL's conservative term, for offline RL; 0: off.")
         sequence_length: PositiveInt = option("Recurrent: rows of a sample to train on.")
         burn_in: NonNegativeInt = option("Recurrent: rows before these that only warm up the state.")
         stride: PositiveInt = option("Recurrent: rows between the starts of two samples.")
@@ -196,9 +196,9 @@ class DQN(Algorithm):
             target = self._target(judge, future, batch)
         loss, error = self._loss(target, chosen)
         metrics = {"q": self.q(chosen.detach()), "td_error": error}
-        if self.cfg.min_q_weight:  # arXiv:2006.04779, equation 4
+        if self.cfg.conservative_weight:  # arXiv:2006.04779, equation 4
             term = log_sum_exp(forbid(self.q(out), batch.get("action_mask"))) - self.q(chosen)
-            loss, metrics["conservative"] = loss + self.cfg.min_q_weight * term, term.detach()
+            loss, metrics["conservative"] = loss + self.cfg.conservative_weight * term, term.detach()
         priority = sequence_priority(error, batch["valid"], self.cfg.eta) if self.sequences else error
         return Losses(
             {"critic": loss * batch["weight"] if "weight" in batch else loss}, metrics, {"priority": priority}
@@ -257,4 +257,4 @@ class DQN(Algorithm):
 
     def after_step(self, parts: Sequence[str], losses: Losses, learner: Learner) -> None:
         self.steps += 1
-        polyak_(self.target, self.online, self.cfg.tau, self.steps % self.cfg.target_network_update_freq == 0)
+        polyak_(self.target, self.online, self.cfg.tau, self.steps % self.cfg.target_update_period == 0)

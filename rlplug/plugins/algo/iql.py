@@ -18,7 +18,7 @@ from rlplug.api import Algorithm, Clip, Context, Learner, Losses, Model, Needs, 
 from rlplug.functional.offline import expectile_loss
 from rlplug.functional.sequences import n_step_transitions
 from rlplug.functional.targets import polyak_
-from rlplug.nn import Adam, Linear, Policy, critic_for, precise
+from rlplug.nn import Adam, Distribution, Linear, Policy, critic_for, precise
 from rlplug.settings import NonNegativeFloat, PositiveFloat, PositiveInt, Scheduled, UnitFloat, option, settings
 from rlplug.types import Batch, ConfigError, EnvSpec, Mode
 
@@ -86,8 +86,8 @@ class IQL(Algorithm):
     def act(self, step: Batch, carry: Batch, mode: Mode) -> tuple[Batch, Batch]:
         return self.net.act(step, carry, mode, self.ctx)
 
-    def logp(self, batch: Batch) -> Tensor:
-        return self.net.dist(batch, {})[0].logp(batch["action"])
+    def distribution(self, batch: Batch) -> Distribution:
+        return self.net.dist(batch, {})[0]
 
     def values(self, batch: Batch) -> Tensor:
         return self.value(batch["obs"])

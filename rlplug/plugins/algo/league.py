@@ -19,7 +19,7 @@ from rlplug import tree
 from rlplug.agents import agents_of, spec_of, unfold, view
 from rlplug.api import Algorithm, Context, Job, Learner, Losses, Needs, Play, Segment
 from rlplug.functional.returns import ended
-from rlplug.settings import AlgoNode, PositiveFloat, PositiveInt, UnitFloat, option, settings
+from rlplug.settings import AlgoNode, NonNegativeInt, PositiveFloat, PositiveInt, UnitFloat, option, settings
 from rlplug.types import Batch, ConfigError, EnvSpec, Mode
 
 OWN = ("mine", "opponent", "score")  # keys that the league adds to rows, [..., B, 2]
@@ -27,37 +27,63 @@ ITSELF = -1  # opponent of an episode of self-play, in which the learner plays b
 
 
 class Pool(nn.Module):
-    """Frozen copies of a learner, at most ``size``, and the results of the learner against each.
+    """Frozen policies, at most ``size``, and the results of the learner against each.
+
+    The first ones are named policies of other runs, which stay; the others are copies of the learner.
 
     Attributes:
-        added: number of copies so far; copy ``n`` is in place ``n % size``.
+        names: of the policies that stay.
+        added: number of copies so far, of which the latest are in the pool.
         results: wins, draws and losses of the learner, ``[size, 3]``, discounted by ``decay`` at every new copy.
-        elo: rating of each copy when it was made, ``[size]``; ``rating``: of the learner, 0-d.
+        elo: rating of each policy when it was added, ``[size]``; ``rating``: of the learner, 0-d.
+        odds: how often a greedy learner meets each policy, ``[size]``; all 0: it plays both seats itself.
     """
 
     added: Tensor
     results: Tensor
     elo: Tensor
     rating: Tensor
+    odds: Tensor
 
     def __init__(self, learner: Algorithm, size: int) -> None:
         super().__init__()
-        self.make, self.size, self.members = partial(frozen, learner), size, nn.ModuleList()
-        for name, shape in (("results", (size, 3)), ("elo", (size,)), ("rating", ())):
+        self.make, self.size, self.members, self.names = partial(frozen, learner), size, nn.ModuleList(), list[str]()
+        for name, shape in (("results", (size, 3)), ("elo", (size,)), ("rating", ()), ("odds", (size,))):
             self.register_buffer(name, torch.zeros(shape, dtype=torch.float64))
         self.register_buffer("added", torch.zeros((), dtype=torch.int64))
 
     def get_extra_state(self) -> Tensor:
-        return torch.tensor(len(self.members))
+        return torch.tensor([len(self.members), *"/".join(self.names).encode()])
 
     def set_extra_state(self, state: Tensor) -> None:
-        """Create missing copies, whose weights are loaded afterwards."""
-        while len(self.members) < int(state):
+        """Create missing policies, whose weights are loaded afterwards."""
+        count, *letters = state.flatten().tolist()
+        self.names = bytes(letters).decode().split("/") if letters else []
+        while len(self.members) < count:
             self.members.append(self.make())
+
+    @property
+    def titles(self) -> list[str]:
+        """Return the names of all policies; that of a copy is its place."""
+        return [*self.names, *map(str, range(len(self.names), len(self.members)))]
+
+    @property
+    def latest(self) -> int:
+        """Return the place of the latest copy, or of the last policy that stays."""
+        kept = len(self.names)
+        return kept + int(self.added - 1) % (self.size - kept) if self.added else kept - 1
+
+    def keep(self, name: str, weights: Batch) -> None:
+        """Add a policy that stays, before there are copies."""
+        self.names.append(name)
+        self.members.append(self.make())
+        self.members[-1].load_state_dict(weights)
+        self.elo[len(self.members) - 1] = self.rating
 
     def add(self, decay: float) -> None:
         """Add a copy of the learner; a full pool replaces its oldest."""
-        place = int(self.added) % self.size
+        self.added += 1
+        place = self.latest
         if place == len(self.members):
             self.members.append(self.make())
         else:
@@ -65,7 +91,6 @@ class Pool(nn.Module):
         self.results.mul_(decay)
         self.results[place] = 0.0
         self.elo[place] = self.rating
-        self.added += 1
 
     def record(self, opponent: Tensor, outcome: Tensor, k: float) -> None:
         """Count games ``[n]`` with the ``outcome`` 1, 0 or -1 for the learner, and update its Elo rating."""
@@ -75,9 +100,9 @@ class Pool(nn.Module):
             self.rating += k * ((won + 1) / 2 - expected)
 
     def winrates(self) -> Tensor:
-        """Return the probability of a win, with half of one for a draw, against each copy, ``[copies]``.
+        """Return the probability of a win, with half of one for a draw, against each policy, ``[members]``.
 
-        The estimate starts from one draw, so a new copy counts as an equal opponent.
+        The estimate starts from one draw, so a new policy counts as an equal opponent.
         """
         wins, draws, losses = self.results[: len(self.members)].unbind(1)
         return (wins + 0.5 * draws + 0.5) / (wins + draws + losses + 1)
@@ -96,9 +121,10 @@ class League(Algorithm):
         )
         pfsp_power: PositiveFloat = option("pfsp: a copy's weight is (1 - win rate) to this power.")
         self_play: UnitFloat = option("Fraction of episodes that the learner plays against itself.")
-        size: PositiveInt = option("Copies in the pool; a new one then replaces the oldest.")
+        size: PositiveInt = option("Policies in the pool; a new copy then replaces the oldest.")
         every: PositiveInt = option("Updates between two copies.")
         decay: UnitFloat = option("Factor of all results at a new copy, since the learner changes.")
+        payoff: NonNegativeInt = option("Episodes of each pair of the pool's policies in an evaluation; 0: none.")
         elo_k: Annotated[float, Field(gt=0)] = option("Largest change of the Elo rating by one game.")
 
     def __init__(self, cfg: Config, ctx: Context) -> None:
@@ -153,22 +179,22 @@ class League(Algorithm):
 
     def match(self, opponent: Tensor, seat: Tensor, mode: Mode) -> tuple[Tensor, Tensor]:
         """Choose opponents and the learner's seats by uniform numbers ``[B]``."""
-        seats = (seat * 2).long()
-        if not len(self.pool.members) or mode == "random":
+        seats, explores = (seat * 2).long(), mode == "explore"
+        weights = self.weights() if explores else self.pool.odds[: len(self.pool.members)]
+        if mode == "random" or not weights.sum():
             return torch.full_like(seats, ITSELF), seats
-        weights = self.weights() if mode == "explore" else torch.ones(len(self.pool.members), dtype=torch.float64)
-        alone = self.cfg.self_play if mode == "explore" else 0.0
+        alone = self.cfg.self_play if explores else 0.0
         bounds = torch.cat([weights.new_tensor([alone]), (1 - alone) * weights / weights.sum()]).cumsum(0)
         return torch.searchsorted(bounds[:-1], opponent.double(), right=True) + ITSELF, seats
 
     def weights(self) -> Tensor:
-        """Return how often each copy is played, ``[copies]``, up to a factor."""
+        """Return how often each policy is met in training, ``[members]``, up to a factor."""
         winrates = self.pool.winrates()
         if self.cfg.opponents == "pfsp":
             return (1 - winrates) ** self.cfg.pfsp_power
         if self.cfg.opponents == "uniform":
             return torch.ones_like(winrates)
-        return (torch.arange(len(winrates)) == (self.pool.added - 1) % self.pool.size).double()
+        return (torch.arange(len(winrates)) == self.pool.latest).double()
 
     def rows(self, batch: Batch) -> Batch:
         """Return the rows of the learner as those of a single agent."""
@@ -203,14 +229,51 @@ class League(Algorithm):
         return losses
 
     def evaluate(self, play: Play, episodes: int) -> dict[str, float]:
-        """Return results of the greedy learner against all copies alike, or against itself while there are none."""
-        ((_, batch),) = play([Job(0, episodes=episodes, mode="greedy")])
-        reward = torch.where(batch["mine"] & batch["valid"][..., None], batch["reward"], 0.0).sum(0)  # [episodes, 2]
-        returns = (reward.sum(-1) / batch["mine"][0].sum(-1)).double()
+        """Return results of the greedy learner against all policies of the pool alike, and against each that stays.
+
+        While the pool is empty, the learner plays against itself. With ``payoff``, also let all pairs of policies play.
+        """
+        pool, places, members = self.pool, torch.arange(self.cfg.size), range(len(self.pool.members))
+        kept = range(len(pool.names)) if len(members) > 1 else range(0)
+        pairs = [(i, j) for i in members for j in members if i < j and self.cfg.payoff]
+        weights: dict[str, Batch] = {f"as {i}": pool.members[i].state_dict() for i, _ in pairs}
+        weights |= {f"against {j}": {"odds": (places == j).double()} for j in {*kept, *(j for _, j in pairs)}}
+        weights["all"] = {"odds": (places < len(members)).double()}
+        jobs = [Job(0, {"pool": "all"}, episodes=episodes, mode="greedy")]
+        jobs += [replace(jobs[0], policies={"pool": f"against {j}"}) for j in kept]
+        playing = ({"learner": f"as {i}", "pool": f"against {j}"} for i, j in pairs)
+        jobs += [Job(0, who, episodes=self.cfg.payoff, mode="greedy") for who in playing]
+        names = [f"against/{pool.names[j]}" for j in kept]
+        names += [f"payoff/{pool.titles[i]}/{pool.titles[j]}" for i, j in pairs]
+        (_, batch), *others = play([replace(job, number=i) for i, job in enumerate(jobs)], weights)
+        returns = _returns(batch)
         metrics = {"eval/return_mean": returns.mean(), "eval/return_std": returns.std(correction=0)}
         metrics |= {"eval/wins": (returns > 0).double().mean(), "eval/losses": (returns < 0).double().mean()}
-        metrics |= {"eval/length_mean": batch["length"].double().mean(), "eval/elo": self.pool.rating}
+        metrics |= {"eval/length_mean": batch["length"].double().mean(), "eval/elo": pool.rating}
+        metrics |= {f"eval/{name}": _returns(of).mean() for name, (_, of) in zip(names, others, strict=True)}
         return {name: float(value) for name, value in metrics.items()}
+
+    def named_policy(self, name: str) -> Algorithm:
+        """Return the learner."""
+        return self.learner
+
+    def adopt(self, policy: str, other: Algorithm) -> None:
+        """Begin the learner from another run, or add a policy that stays; empty: the only one of the pool."""
+        weights = other.named_policy(policy).state_dict()
+        if policy == "learner":
+            self.learner.load_state_dict(weights)
+            return
+        if not policy:
+            self.pool = Pool(self.learner, self.cfg.size).to(self.pool.rating.device)
+        if len(self.pool.names) == self.cfg.size:
+            raise ConfigError("algo.size", f"{self.cfg.size} is too small for the policies of start_from and a copy")
+        self.pool.keep(policy or "opponent", weights)
+
+
+def _returns(batch: Batch) -> Tensor:
+    """Return the learner's return in every episode, ``[episodes]``; in self-play the mean of both seats."""
+    reward = torch.where(batch["mine"] & batch["valid"][..., None], batch["reward"], 0.0).sum(0)
+    return (reward.sum(-1) / batch["mine"][0].sum(-1)).double()
 
 
 def _chosen(where: Tensor, ours: Batch, others: Batch) -> Batch:

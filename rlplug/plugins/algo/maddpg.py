@@ -69,7 +69,7 @@ class MADDPG(Algorithm):
     class Config:
         gamma: UnitFloat = option("Discount factor.")
         tau: UnitFloat = option("Polyak step of the target networks.")
-        target_network_update_freq: PositiveInt = option("Updates between two updates of the target networks.")
+        target_update_period: PositiveInt = option("Updates between two updates of the target networks.")
         td_error_loss_fn: Literal["huber", "mse"] = option("Loss of the critics' TD error.")
         actor_lr: Scheduled[NonNegativeFloat] = option("Adam's step size of the policies.")
         critic_lr: Scheduled[NonNegativeFloat] = option("Adam's step size of the critics.")
@@ -237,4 +237,4 @@ class MADDPG(Algorithm):
 
     def after_step(self, parts: Sequence[str], losses: Losses, learner: Learner) -> None:
         self.steps += 1
-        polyak_(self.target, self.online, self.cfg.tau, self.steps % self.cfg.target_network_update_freq == 0)
+        polyak_(self.target, self.online, self.cfg.tau, self.steps % self.cfg.target_update_period == 0)

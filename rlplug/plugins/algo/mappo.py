@@ -21,7 +21,7 @@ from rlplug.functional.policy_gradient import clipped_surrogate
 from rlplug.functional.returns import gae
 from rlplug.functional.sequences import carry_before, chunks
 from rlplug.functional.td import huber
-from rlplug.nn import Adam, Linear, precise
+from rlplug.nn import Adam, Distribution, Linear, precise
 from rlplug.settings import NonNegativeFloat, PositiveFloat, PositiveInt, Scheduled, UnitFloat, option, settings
 from rlplug.types import Batch, ConfigError, EnvSpec, Group, Mode
 
@@ -159,8 +159,8 @@ class CentralPPO(Algorithm):
             after["value"] = self.torso(step["central"], carry["value"], step["is_first"])[1]
         return out, after
 
-    def logp(self, batch: Batch) -> Tensor:
-        return self.actor.dist(batch, carry_before(batch))[0].logp(batch["action"])
+    def distribution(self, batch: Batch) -> Distribution:
+        return self.actor.dist(batch, carry_before(batch))[0]
 
     def values(self, batch: Batch) -> Tensor:
         mean, std = self.scale()

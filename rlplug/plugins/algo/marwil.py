@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from rlplug.api import Algorithm, Clip, Context, Learner, Losses, Needs, Optim
 from rlplug.functional.imitation import advantage_weight, log_likelihood
 from rlplug.functional.returns import gae
-from rlplug.nn import Adam, Linear, Policy, precise
+from rlplug.nn import Adam, Distribution, Linear, Policy, precise
 from rlplug.settings import NonNegativeFloat, PositiveFloat, PositiveInt, Scheduled, UnitFloat, option, settings
 from rlplug.types import Batch, EnvSpec, Mode
 
@@ -59,8 +59,8 @@ class BC(Algorithm):
     def act(self, step: Batch, carry: Batch, mode: Mode) -> tuple[Batch, Batch]:
         return self.net.act(step, carry, mode, self.ctx)
 
-    def logp(self, batch: Batch) -> Tensor:
-        return self.net.dist(batch, self.net.initial_carry(batch["valid"].shape[1]))[0].logp(batch["action"])
+    def distribution(self, batch: Batch) -> Distribution:
+        return self.net.dist(batch, self.net.initial_carry(batch["valid"].shape[1]))[0]
 
     def prepare(self, batch: Batch) -> Batch:
         """Select the rows to imitate."""

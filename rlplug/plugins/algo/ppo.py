@@ -12,7 +12,7 @@ from rlplug.api import Algorithm, Clip, Context, Learner, Losses, Needs, Optim, 
 from rlplug.functional.policy_gradient import adapt_kl_coeff, clipped_surrogate, clipped_value_loss
 from rlplug.functional.returns import gae
 from rlplug.functional.sequences import carry_before, chunks
-from rlplug.nn import ActorCritic, Adam
+from rlplug.nn import ActorCritic, Adam, Distribution
 from rlplug.settings import (
     NonNegativeFloat,
     PositiveFloat,
@@ -97,8 +97,8 @@ class PPO(Algorithm):
     def act(self, step: Batch, carry: Batch, mode: Mode) -> tuple[Batch, Batch]:
         return self.net.act(step, carry, mode, self.ctx)
 
-    def logp(self, batch: Batch) -> Tensor:
-        return self.net.dist(batch, carry_before(batch))[0].logp(batch["action"])
+    def distribution(self, batch: Batch) -> Distribution:
+        return self.net.dist(batch, carry_before(batch))[0]
 
     def values(self, batch: Batch) -> Tensor:
         return self.net.values(batch, carry_before(batch))

@@ -47,7 +47,7 @@ class SAC(Algorithm):
         n_step: PositiveInt = option("Rewards in the target before bootstrapping.")
         twin_q: bool = option("Two critics; targets and policy use the minimum.")
         tau: UnitFloat = option("Polyak step of the target critics.")
-        target_network_update_freq: PositiveInt = option("Critic updates between two updates of the target.")
+        target_update_period: PositiveInt = option("Critic updates between two updates of the target.")
         initial_alpha: PositiveFloat = option("Initial temperature.")
         target_entropy: Literal["auto"] | float = option("auto: -dim(action); discrete: see target_entropy_fraction.")
         target_entropy_fraction: UnitFloat = option("Discrete: auto is this fraction of the uniform policy's entropy.")
@@ -137,8 +137,11 @@ class SAC(Algorithm):
         features, carry = self.model(rows["obs"], carry, rows.get("is_first"))
         return self.policy(features, rows.get("action_mask")), carry
 
+    def distribution(self, batch: Batch) -> Any:
+        return self.dist(batch, carry_before(batch))[0]
+
     def logp(self, batch: Batch) -> Tensor:
-        action, (dist, _) = batch["action"], self.dist(batch, carry_before(batch))
+        action, dist = batch["action"], self.distribution(batch)
         return dist.logp(action if self.discrete else action.reshape(*action.shape[:2], self.size))
 
     def values(self, batch: Batch) -> Tensor:
@@ -246,5 +249,5 @@ class SAC(Algorithm):
     def after_step(self, parts: Sequence[str], losses: Losses, learner: Learner) -> None:
         if "critic" in parts:
             self.steps += 1
-            every = self.cfg.target_network_update_freq
+            every = self.cfg.target_update_period
             polyak_(self.target, self.critic, self.cfg.tau, None if every == 1 else self.steps % every == 0)

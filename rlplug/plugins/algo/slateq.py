@@ -80,7 +80,7 @@ class SlateQ(Algorithm):
         td_error_loss_fn: Literal["huber", "mse"] = option("Loss of the TD error; huber is biased under skewed noise.")
         epsilon: Scheduled[UnitFloat] = option("Probability of a random slate in training.")
         tau: UnitFloat = option("Polyak step of the target network; 1: copy.")
-        target_network_update_freq: PositiveInt = option("Updates between two updates of the target network.")
+        target_update_period: PositiveInt = option("Updates between two updates of the target network.")
         lr: Scheduled[NonNegativeFloat] = option("Adam's step size.")
         lr_choice_model: Scheduled[NonNegativeFloat] = option("Adam's step size of the choice model.")
         adam_epsilon: PositiveFloat = option("Adam's epsilon.")
@@ -221,4 +221,4 @@ class SlateQ(Algorithm):
     def after_step(self, parts: Sequence[str], losses: Losses, learner: Learner) -> None:
         if "q" in parts:
             self.steps += 1
-            polyak_(self.target, self.online, self.cfg.tau, self.steps % self.cfg.target_network_update_freq == 0)
+            polyak_(self.target, self.online, self.cfg.tau, self.steps % self.cfg.target_update_period == 0)

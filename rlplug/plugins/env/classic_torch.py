@@ -32,8 +32,13 @@ def pushed(state: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
     spin_rate = (GRAVITY * sin - cos * push) / inertia
     rates = torch.stack([velocity, push - pole * spin_rate * cos / MASS, spin, spin_rate])
     state = state + DT * rates
+    return state, fell(state)
+
+
+def fell(state: Tensor) -> Tensor:
+    """Return whether the pole or the cart is out of its bounds in states ``[4, ...]``."""
     x, _, angle, _ = state
-    return state, (x.abs() > MOST_X) | (angle.abs() > MOST_ANGLE)
+    return (x.abs() > MOST_X) | (angle.abs() > MOST_ANGLE)
 
 
 class CartPole(OnDevice):
@@ -58,6 +63,9 @@ class CartPole(OnDevice):
 
     def observe(self, state: Tensor) -> Tensor:
         return state.T
+
+    def paid(self, obs: Tensor, action: Tensor, next_obs: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.ones_like(obs[:, 0]), fell(next_obs.T)
 
 
 class Pendulum(OnDevice):
@@ -87,6 +95,11 @@ class Pendulum(OnDevice):
         angle, spin = state
         return torch.stack([angle.cos(), angle.sin(), spin], -1)
 
+    def paid(self, obs: Tensor, action: Tensor, next_obs: Tensor) -> tuple[Tensor, Tensor]:
+        cos, sin, spin = obs.T
+        _, reward, terminated = self.move(torch.stack([torch.atan2(sin, cos), spin]), action)
+        return reward, terminated
+
 
 class SparseCartPole(CartPole):
     """CartPole whose only reward is the number of steps, paid when the pole falls or the steps are used up.
@@ -112,3 +125,6 @@ class SparseCartPole(CartPole):
 
     def observe(self, state: Tensor) -> Tensor:
         return torch.cat((state[:4], state[4:] / self.limit)).T
+
+    def paid(self, obs: Tensor, action: Tensor, next_obs: Tensor) -> tuple[Tensor, Tensor]:
+        return OnDevice.paid(self, obs, action, next_obs)  # the steps so far are not predicted exactly

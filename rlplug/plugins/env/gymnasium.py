@@ -10,7 +10,7 @@ from pydantic import Field
 
 from rlplug.api import Context, VecEnv
 from rlplug.envs.env_list import EnvList
-from rlplug.envs.making import Maker, find, has_native, make_native, render_modes
+from rlplug.envs.making import Maker, found, has_native, make_native, module_of, render_modes
 from rlplug.envs.simulation import copied
 from rlplug.envs.subprocess import Subprocess
 from rlplug.envs.wrapping import Wrapping
@@ -23,7 +23,10 @@ MASK_KEY = "action_mask"
 
 @settings
 class Config:
-    id: str = option("Registered id, or module:id to import the module that registers it.")
+    id: str | None = option("Registered id, or module:id to import the module that registers it; null: entry_point.")
+    entry_point: str | None = option(
+        "module:Class of an environment that is not registered, or module:function; null: id."
+    )
     kwargs: dict[str, Any] = option("Arguments of the environment's constructor.")
     backend: Literal["gymnasium", "envpool"] = option("Package that the environment comes from.")
     vectorization: Literal["auto", "native", "list", "subprocess"] = option(
@@ -53,6 +56,9 @@ class Config:
         "Probability of repeating the previous action, at every frame with atari; null: as registered."
     )
     fire: bool = option("Take FIRE instead of the first action of every life, in Atari games that wait for it.")
+    wrappers: list[str | dict[str, Any]] = option(
+        "Wrappers of your own, the innermost first: module:Wrapper, or {entry_point: module:Wrapper, kwargs: {...}}."
+    )
     drop: list[str] = option("Keys to remove from a Dict observation.")
     flatten: bool = option("Flatten any observation to one vector, Discrete parts one-hot.")
     select: list[NonNegativeInt] | None = option("Elements of a vector observation to keep; null: all.")
@@ -92,8 +98,8 @@ class Gymnasium(VecEnv):
             if type(wrapping) is not Wrapping:
                 raise ConfigError("env.backend", "is envpool, which does not provide missions; use gymnasium")
             return _from_envpool(cfg, options | own)
-        spec = find(cfg.id)
-        make = Maker(spec, cfg.kwargs, wrapping, cfg.id.rpartition(":")[0])
+        spec = found(cfg.id, cfg.entry_point)
+        make = Maker(spec, cfg.kwargs, wrapping, module_of(cfg.id))
         if cfg.restart_failed:
             if cfg.vectorization == "native":
                 raise ConfigError("env.restart_failed", "replaces single environments; use env.vectorization=list")
@@ -116,40 +122,46 @@ def _check_masks(cfg: Config, there: bool) -> None:
     if not there and cfg.mask_key not in (None, MASK_KEY):
         raise ConfigError(
             "env.mask_key",
-            f"neither the observation nor info of {cfg.id} has {cfg.mask_key!r}; use null to run without masks",
+            f"neither the observation nor info of {cfg.id or cfg.entry_point} has {cfg.mask_key!r};"
+            " use null to run without masks",
         )
     repeats = {"frame_skip": cfg.frame_skip > 1, "sticky_actions": bool(cfg.sticky_actions)}
     for key in [key for key, asked in repeats.items() if asked and there]:
         raise ConfigError(
             f"env.{key}",
-            f"repeats actions that the masks of {cfg.id} may forbid by then; set env.mask_key=null",
+            f"repeats actions that the masks of {cfg.id or cfg.entry_point} may forbid by then; set env.mask_key=null",
         )
 
 
 def _shown(cfg: Config, wrapping: Wrapping, own: dict[str, Any]) -> VecEnv:
     """Make single environments, which can render."""
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # headless rendering
-    if (modes := render_modes(spec := find(cfg.id))) and "rgb_array" not in modes:
-        said = f"{cfg.id} shows no pictures of itself: it renders {', '.join(modes)}, and no rgb_array"
+    if (modes := render_modes(spec := found(cfg.id, cfg.entry_point))) and "rgb_array" not in modes:
+        said = (
+            f"{cfg.id or cfg.entry_point} shows no pictures of itself: it renders {', '.join(modes)}, and no rgb_array"
+        )
         raise ConfigError("eval.record", f"{said}; use 0")
     try:
-        make = Maker(spec, {**cfg.kwargs, "render_mode": "rgb_array"}, wrapping, cfg.id.rpartition(":")[0])
+        make = Maker(spec, {**cfg.kwargs, "render_mode": "rgb_array"}, wrapping, module_of(cfg.id))
         if cfg.simulator:
             return copied(make, len(own["env_ids"]), **make.offers, **own)
         return EnvList([make() for _ in own["env_ids"]], **make.offers, **own)
     except ConfigError as error:
-        raise ConfigError("eval.record", f"{cfg.id} cannot render; use 0 ({error})") from error
+        raise ConfigError("eval.record", f"{cfg.id or cfg.entry_point} cannot render; use 0 ({error})") from error
 
 
 def _from_envpool(cfg: Config, options: dict[str, Any]) -> VecEnv:
     if cfg.simulator:
         raise ConfigError("env.simulator", "copies single environments, but env.backend=envpool has none; use null")
-    if options.pop("info_keys"):
-        raise ConfigError("env.info_keys", "reads info of single environments, but env.backend=envpool has none")
+    for key in ("info_keys", "wrappers"):
+        if options.pop(key):
+            raise ConfigError(f"env.{key}", "applies to single environments, but env.backend=envpool has none")
     if cfg.kwargs.get("render_mode") is not None:
         raise ConfigError("env.kwargs.render_mode", "applies to single environments; a vector does not render")
     from rlplug.envs.envpool import make_envpool  # imported here: the package is optional
 
+    if cfg.id is None:
+        raise ConfigError("env.id", "must name an environment of EnvPool")
     if cfg.vectorization not in ("auto", "native"):
         raise ConfigError(
             "env.vectorization",

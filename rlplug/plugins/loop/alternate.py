@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from rlplug.api import Algorithm, Context, Loop, Needs, Preemption, Run, Tempo
+from functools import partial
+
+from rlplug.api import Algorithm, Context, Loop, Needs, Run, Tempo
+from rlplug.plugins.loop.preemption import Preemptor
 from rlplug.plugins.loop.tempo import GIVEN_AWAY, updates_of, updates_per_step
 from rlplug.settings import PositiveInt, UnitFloat, option, settings
 from rlplug.types import ConfigError
@@ -26,7 +29,7 @@ class Alternate(Loop):
 
     def __init__(self, cfg: Config, ctx: Context) -> None:
         if cfg.preemption_threshold is not None:
-            self.preemption = Preemption(cfg.preemption_threshold, cfg.min_rollout_fraction)
+            self.preemption = partial(Preemptor, threshold=cfg.preemption_threshold, least=cfg.min_rollout_fraction)
             if ctx.needs.data != "rollout" or cfg.in_flight > 1:
                 whole = "an algorithm that learns from whole rollouts"
                 needed = "loop.in_flight=1" if ctx.needs.data == "rollout" else whole

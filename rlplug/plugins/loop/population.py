@@ -30,6 +30,7 @@ class Population(Loop):
     on how many of them there are. The jobs of update ``u`` have the numbers from ``u * MOST`` on.
     """
 
+    plays: ClassVar[bool] = True
     gives_rows: ClassVar[bool] = False
 
     @settings

@@ -15,6 +15,7 @@ from gymnasium import spaces
 from torch import Tensor
 
 from rlplug import tree
+from rlplug.agents.insight import has_density
 from rlplug.api import Algorithm, Losses, Needs
 from rlplug.compiler import artifact
 from rlplug.registry import hookimpl, load
@@ -105,7 +106,7 @@ def check_act(case: Case) -> None:
                 part, who = out[name] if spec.nested else out, f"act() in mode {mode!r}"
                 require("action" in part, f"{who} returns {sorted(part)} without 'action'")
                 # A Gaussian policy that trains on its own log-probabilities may leave the box: the environment clips.
-                learns_by_logp = type(trainer.algorithm).logp is not Algorithm.logp
+                learns_by_logp = has_density(type(trainer.algorithm))
                 own = "logp" in needs.keys or not needs.off_policy or learns_by_logp
                 bounded = not isinstance(group.action, spaces.Box) or needs.perturbable or not own
                 action = part["action"].flatten(0, 1) if group.agents else part["action"]

@@ -31,8 +31,8 @@ OF_TORCH = frozenset(vars(nn.Module()))
 
 def components(trainer: Trainer) -> dict[str, Any]:
     """Return the objects that may hold state of a run, by class name."""
-    every = (trainer.algorithm, *trainer.policy.exploration.values(), trainer.loop)
-    return {type(who).__name__: who for who in every}
+    every = (trainer.algorithm, *trainer.policy.exploration.values(), trainer.policy.curriculum, trainer.loop)
+    return {type(who).__name__: who for who in every if who is not None}
 
 
 def kept(trainer: Trainer) -> dict[str, Any]:

@@ -10,8 +10,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import yaml
+from gymnasium.spaces import Box, Discrete
 
 from rlplug import registry
 from rlplug.api import Exploration
@@ -19,13 +21,18 @@ from rlplug.config import RunConfig, compose, parse
 from rlplug.config.schema import SEVERAL
 from rlplug.registry import KINDS, Kind, load
 from rlplug.run.build import build
-from rlplug.testing.checks.runs import CPU, callbacks_of, node_of, option_of, play, require, trainables
+from rlplug.testing.checks.runs import CPU, node_of, option_of, play, require, trainables
 from rlplug.testing.worlds import ACTIONS, OBSERVATIONS
 from rlplug.trainer.trainer import Trainer
-from rlplug.types import ConfigError
+from rlplug.types import ConfigError, EnvSpec, Group
 
 TORSO = {"image": "cnn", "dict": "multi_input", "tuple": "multi_input"}
 """the model of each kind of observation; default: mlp"""
+WORLDS = {
+    False: ("env=gymnasium", "env.id=rlplug.testing.worlds:World-v0"),
+    True: ("env=multi", "env.entry_point=rlplug.testing.worlds:Troop"),
+}
+"""the environments of algorithms for one agent, and for several"""
 SMALL: dict[str, Any] = {
     "num_envs": 4,
     "rollout_fragment_length": 8,
@@ -75,8 +82,7 @@ class Cell:
             f"algo={option_of('algo', self.algorithm)}",
             *CPU,
             *(word for word in registry.tried_with("algo", self.algorithm) if not word.startswith("env=")),
-            "env=gymnasium",
-            "env.id=rlplug.testing.worlds:World-v0",
+            *WORLDS[for_agents(self.algorithm)],
             *(word for word in registry.tried_with("algo", self.algorithm) if word.startswith("env.")),
             f"env.vectorization={self.vector}",
             f"+env.kwargs.observation={self.observation}",
@@ -172,6 +178,21 @@ def _rewards(exploration: str) -> bool:
 
 
 @cache
+def for_agents(algorithm: str) -> bool:
+    """Return whether an algorithm is for several agents, and refuses one."""
+    box, algo = Box(-1.0, 1.0, (3,), np.float32), _composed(f"algo={option_of('algo', algorithm)}", *CPU).algo
+
+    def accepts(*agents: str) -> bool:
+        try:
+            algo.needs(EnvSpec({"agents": Group(box, Discrete(2), agents)}, {"state": box}))
+        except ConfigError:
+            return False
+        return True
+
+    return accepts("first", "second") and not accepts()
+
+
+@cache
 def _replays(algorithm: str) -> bool:
     return _composed(f"algo={option_of('algo', algorithm)}", *CPU).buffer.cls.gives >= {"windows"}
 
@@ -255,5 +276,5 @@ def _check_run(trainer: Trainer) -> None:
         require(any(not torch.equal(a, b) for a, b in zip(now, then, strict=True)), f"{part} changed no parameter")
         require(all(torch.isfinite(p).all() for p in now), f"{part} has a parameter that is not finite")
     trainer.agreement.request_stop(0)
-    for name, value in callbacks_of(trainer).evaluate(trainer).items():
+    for name, value in trainer.reports.evaluate(trainer).items():
         require(math.isfinite(value), f"{name} is not a number")

@@ -5,17 +5,19 @@ from __future__ import annotations
 import json
 import pickle
 import tempfile
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pluggy
 
+from rlplug import tree
 from rlplug.api import Plan
 from rlplug.config import RunConfig, choose, compose
 from rlplug.registry import Events, load, tried_with
 from rlplug.run.launch import resume, train
 from rlplug.testing.checks.resume import check_resumes
-from rlplug.testing.checks.runs import CPU, case_of, node_of, options, require
+from rlplug.testing.checks.runs import CPU, Case, case_of, node_of, options, play, require
 from rlplug.trainer.trainer import Trainer
 from rlplug.types import ConfigError
 
@@ -91,6 +93,28 @@ def check_loop_resumes(name: str, *overrides: str) -> None:
     """Check that a loop has no state: a resumed run has the same schedule."""
     case = case_of((*tried_with("loop", name), *overrides))
     check_resumes(case, f"loop={options('loop', name)[0]}", updates=3)
+
+
+def check_curriculum(case: Case) -> None:
+    """Check that tasks are those of the space, one per environment, and that metrics are numbers."""
+    with closing(case.build()) as trainer:
+        curriculum, space, num_envs = trainer.policy.curriculum, trainer.ctx.spec.tasks, trainer.ctx.num_envs
+        require(curriculum is not None and space is not None, "its run has no tasks: name an environment with tasks")
+        assert curriculum is not None
+        assert space is not None
+        for _ in range(3):
+            play(trainer, 1)
+            tasks = curriculum.tasks()
+            lengths = {len(leaf) for leaf in tree.leaves(tasks)}
+            require(lengths == {num_envs}, f"tasks() returns leaves of {lengths} rows: one per environment, {num_envs}")
+            wrong = [task for i in range(num_envs) if not space.contains(task := tree.take(tasks, i))]
+            require(not wrong, f"tasks() returns {wrong[:1]}, which the space {space} does not contain")
+            numbers = curriculum.metrics()
+            require(
+                all(type(x) is float for x in numbers.values()), f"metrics() returns {numbers}: numbers only, float"
+            )
+        if curriculum.metric:
+            curriculum.read(0.0)
 
 
 def check_hardware(name: str) -> None:

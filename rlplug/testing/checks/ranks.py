@@ -182,7 +182,7 @@ def distances(a: dict[str, Tensor], b: dict[str, Tensor]) -> list[str]:
     require(a.keys() == b.keys(), f"only one of them has {some(sorted(a.keys() ^ b.keys()))}")
     found = []
     for name in differences(a, b):
-        x, y = a[name].double(), b[name].double()
+        x, y = torch.as_tensor(a[name]).double(), torch.as_tensor(b[name]).double()
         far = (x - y).abs() / x.abs().clamp(min=1.0)
         beyond = int((far > TOLERANCE).sum())
         if beyond > round(far.numel() / 1000) or not far.max() <= 100 * TOLERANCE:

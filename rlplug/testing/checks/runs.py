@@ -32,7 +32,12 @@ from rlplug.types import Batch, Weights, groups_of
 
 UPDATES = 2
 """learner steps of a short run"""
-WARM_UP, FEW = "num_steps_sampled_before_learning_starts", 64
+AT_MOST = {
+    "rollout_fragment_length": 32,
+    "train_batch_size": 64,
+    "num_steps_sampled_before_learning_starts": 64,
+}
+"""largest values of settings in a short run; overrides may be larger"""
 CPU = ("tuned=none", "hardware=cpu", "logger.only=[]", "eval.every=0", "eval.episodes=1", "compile=off")
 
 
@@ -80,11 +85,9 @@ def option_of(kind: Kind, name: str) -> str:
 
 @cache
 def _composed(*overrides: str) -> RunConfig:
-    """Compose a config with at most ``FEW`` random steps before learning; more would outlast a short run."""
-    config = compose(overrides)
-    if any(word.startswith(f"{WARM_UP}=") for word in overrides):
-        return config
-    return parse(config.raw | {WARM_UP: min(FEW, config.raw[WARM_UP])})
+    """Compose a config with at most ``AT_MOST`` of what no override sets."""
+    raw, given = compose(overrides).raw, {word.partition("=")[0] for word in overrides}
+    return parse(raw | {key: min(most, raw[key]) for key, most in AT_MOST.items() if key not in given})
 
 
 @dataclass(frozen=True)

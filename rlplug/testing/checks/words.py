@@ -10,6 +10,7 @@ import yaml
 from rlplug import registry
 from rlplug.config import typed
 from rlplug.registry import Kind
+from rlplug.registry.discovery import until_refresh
 from rlplug.testing.checks import envs
 from rlplug.testing.checks.runs import Case, node_of, option_of, require
 from rlplug.types import ConfigError
@@ -18,7 +19,7 @@ ENVS = ("cartpole", "pendulum")
 """test environments of algorithms that accept them and whose manifest names no others"""
 
 
-@registry.until_refresh
+@until_refresh
 def accepted(algorithm: str, option: str | None = None) -> list[str]:
     """Return the environments that an algorithm accepts, of those that its manifest names, else of ``ENVS``.
 

@@ -63,7 +63,7 @@ EVERYWHERE: dict[str, Any] = {
     "burn_in": 2,
     "stride": 2,
     "bc_iters": 100,
-    "min_q_weight": 0.1,
+    "conservative_weight": 0.1,
     "moving_average_sqd_adv_norm_start": 1.0,
 }
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -90,7 +90,7 @@ def _set(node: dict[str, Any], values: Mapping[str, Any]) -> None:
             _set(value, values)
         elif key == "tau" and 0.0 < value < 1.0:
             node[key] = 0.1
-        elif key == "target_network_update_freq" and node.get("tau") == 1.0:
+        elif key in ("target_network_update_freq", "target_update_period") and node.get("tau") == 1.0:
             node[key] = min(value, 10)
         elif key in values and value:
             wanted = values[key]

@@ -165,7 +165,7 @@ class DqnCopiesTheWrongWay(DQN):
     """The online network becomes a copy of the target network, and not the reverse."""
 
     def after_step(self, parts, losses, learner):
-        if (learner.progress.updates + 1) % self.cfg.target_network_update_freq == 0:
+        if (learner.progress.updates + 1) % self.cfg.target_update_period == 0:
             self.online.load_state_dict(self.target.state_dict())
 
 

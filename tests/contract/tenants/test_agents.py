@@ -1,14 +1,10 @@
-"""Agents: independent learners on two carts, and two groups in a replay."""
+"""Agents: two groups in a replay, masks and rewards of every agent, and what the kit reports of environments."""
 
 from __future__ import annotations
 
 import csv
 import json
-import os
 import re
-import signal
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -16,7 +12,7 @@ import torch
 from gymnasium.spaces import MultiBinary
 
 from rlplug import tree
-from rlplug.agent import evaluate, load
+from rlplug.agent import load
 from rlplug.checkpointing.format import find
 from rlplug.cli import main
 from rlplug.config import compose
@@ -24,32 +20,15 @@ from rlplug.data.recording import Recording
 from rlplug.data.source import Reading
 from rlplug.envs.spec_json import from_json
 from rlplug.registry import hookimpl
+from rlplug.results.evaluate import evaluate
 from rlplug.run.build import build
 from rlplug.testing import conformance
-from rlplug.testing.comparing import compare_runs
 from rlplug.types import ConfigError
 from tests.contract.tenants.agents import FILES
 from tests.contract.tenants.teams import Columns, MaskedSignals, Signals
-from tests.installing import install, site  # noqa: F401  fixtures
+from tests.installing import installed
 
 QUIET = ("hardware=cpu", "logger.only=[]", "eval.every=0")
-KILLED = """
-import os, signal, sys
-from rlplug.checkpointing.manager import CheckpointManager
-from rlplug.cli import main
-
-submit, begun = CheckpointManager.submit, []
-
-def killing(self, snapshot):
-    begun.append(submit(self, snapshot))
-    if len(begun) == 3:  # two are complete
-        os.kill(os.getpid(), signal.SIGKILL)
-    return begun[-1]
-
-CheckpointManager.submit = killing
-main(sys.argv[1:])
-"""
-"""a run that is killed while it writes its third checkpoint, however busy the machine is"""
 SIGNALS = (
     *("algo=independent_dqn", "env=signals", *QUIET, "eval.episodes=4", "model.hidden=[16]", "algo.algo.hiddens=[16]"),
     "num_envs=2",
@@ -63,43 +42,11 @@ SIGNALS = (
 )
 
 
-@pytest.fixture(autouse=True)
-def teams(install):  # noqa: F811
-    install("rlplug-teams", "rlplug_teams", FILES)
+teams = installed("rlplug-teams", "rlplug_teams", FILES)
 
 
 def summary(run) -> dict:
     return json.loads((run / "summary.json").read_text())
-
-
-def greedy_returns(trainer, episodes: int = 16) -> np.ndarray:
-    """Return what every agent of one group earns, ``[episodes, N]``."""
-    from rlplug.collection.stepping import make_shard
-    from rlplug.context import EnvShard
-
-    shard = EnvShard("eval", episodes, range(episodes))
-    player = make_shard(trainer.policy.env(shard), trainer.algorithm, trainer.ctx, shard, range(episodes), keys=())
-    limit = trainer.ctx.spec.max_episode_steps
-    batch = player.collect(limit, "greedy")
-    first = batch["valid"].long().cumprod(0).bool()  # the first episode
-    return (batch["reward"] * first.unsqueeze(-1)).sum(0).numpy()
-
-
-@pytest.mark.slow
-def test_two_independent_ppo(tmp_path):
-    words = ("algo=independent", "env=carts", *QUIET, "total_steps=40960", "algo.algo.gamma=0.98", "seed=1")
-    trainer = build(compose([*words]), tmp_path)
-    before = greedy_returns(trainer).mean(0)
-    trainer.loop.run(trainer)
-    after = greedy_returns(trainer).mean(0)
-    trainer.close()
-    print(f"greedy returns of the two carts: {before.round(1)} before, {after.round(1)} after 40960 steps")
-    assert trainer.progress.env_steps > 40950
-    assert (before < 100).all()
-    assert (after > 200).all()
-    (one, other) = trainer.algorithm.learners.values()
-    weights = one.state_dict(), other.state_dict()
-    assert not any(torch.equal(weights[0][key], weights[1][key]) for key in weights[0] if key.endswith("weight"))
 
 
 def test_two_groups_in_a_replay(tmp_path):
@@ -122,25 +69,6 @@ def test_two_groups_in_a_replay(tmp_path):
         assert total == pytest.approx((2 * scouted + paid) / 3)
         assert 1 <= length <= 6
     trainer.close()
-
-
-def test_two_groups_killed_and_resumed_bit_for_bit(tmp_path, site):  # noqa: F811
-    words = (*SIGNALS, "total_steps=1600")
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    assert main([*words, f"hydra.run.dir={whole}"]) == 0
-    path = os.pathsep.join([str(site), os.environ.get("PYTHONPATH", ""), os.getcwd()])
-    command = [sys.executable, "-c", KILLED, *words, f"hydra.run.dir={killed}"]
-    assert subprocess.run(command, env=os.environ | {"PYTHONPATH": path}).returncode == -signal.SIGKILL
-    assert len(list(killed.glob("checkpoints/step_*[0-9]"))) >= 2
-    assert main(["resume", str(killed)]) == 0
-    parts = compare_runs(whole, killed)
-    assert parts["weights"][0] > 20
-    assert [f"{part}: {name}" for part, (_, names) in parts.items() for name in names] == []
-    with (whole / "metrics.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    returns = [row for row in rows if row["episode/return"]]
-    assert all(row["episode/return/scouts"] and row["episode/return/base"] for row in returns)
-    assert returns
 
 
 @pytest.mark.parametrize("env", ["carts", "signals"])
@@ -239,7 +167,7 @@ def test_masks_of_groups_are_heeded_and_declared(tmp_path, monkeypatch):
         build(compose(["algo=blind", "env=masked_signals", *QUIET]), tmp_path)
 
 
-def test_policies_of_several_agents_are_loaded_and_evaluated(tmp_path):
+def test_policies_of_several_agents_are_logged_loaded_and_evaluated(tmp_path):
     run = tmp_path / "run"
     assert main([*SIGNALS, f"hydra.run.dir={run}"]) == 0
     assert load(run).spec.has_agents
@@ -248,6 +176,10 @@ def test_policies_of_several_agents_are_loaded_and_evaluated(tmp_path):
         key: origin["name"] for key, origin in json.loads((run / "manifest.json").read_text())["plugins"].items()
     }
     assert described["algo.algo"] == "dqn"
+    with (run / "metrics.csv").open() as file:
+        returns = [row for row in csv.DictReader(file) if row["episode/return"]]
+    assert returns
+    assert all(row["episode/return/scouts"] and row["episode/return/base"] for row in returns)
 
 
 def test_observations_of_agents_are_normalized_alike(tmp_path):
@@ -276,18 +208,6 @@ class Watching:
 
 
 # ---- the conformance kit ---------------------------------------------------------------------------------------------
-
-
-def test_algorithms_with_agents_keep_to_the_contract():
-    checks = conformance.checks("rlplug-teams", kinds=["algo"])
-    assert {"algo-blind-act-carts", "algo-blind-ranks-carts"} <= {*map(str, checks)}
-    for check in checks:
-        check()
-
-
-@pytest.mark.parametrize("name", ["carts", "signals", "masked_signals", "relay"])
-def test_environments_with_agents_keep_to_the_contract(name):
-    conformance.check_component("env", name)
 
 
 WRONG = {
@@ -328,18 +248,3 @@ def test_an_environment_that_breaks_the_contract_is_reported(monkeypatch, wrong)
         monkeypatch.setattr(Columns, "reset", changed(Columns.reset))
     with pytest.raises(AssertionError, match=said):
         conformance.check_component("env", "carts")
-
-
-@pytest.mark.slow
-def test_actors_play_groups_as_one_process_does(tmp_path, monkeypatch, site):  # noqa: F811
-    """Where the loop waits for all, actors change nothing."""
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(site), os.environ.get("PYTHONPATH", ""), os.getcwd()]))
-    words, runs = (
-        (*SIGNALS, "checkpoint.every=0", "hardware.actors.num_cpus=0.25"),
-        (tmp_path / "one", tmp_path / "two"),
-    )
-    for run, count in zip(runs, (0, 2), strict=True):
-        assert main([*words, f"hardware.actors.count={count}", f"hydra.run.dir={run}"]) == 0
-    parts = compare_runs(*runs)
-    assert [name for part in ("weights", "buffer") for name in parts[part][1]] == []
-    assert summary(runs[0])["eval/return_mean"] == summary(runs[1])["eval/return_mean"]

@@ -12,18 +12,14 @@ from rlplug import hookimpl
 from rlplug.collection.episodes import EpisodeStats
 from rlplug.config import compose, parse
 from rlplug.run.build import build
-from rlplug.testing.checks.resume import check_resumes
-from rlplug.testing.checks.runs import Case, play
 from rlplug.testing.rank_pool import ranks
 from tests.contract.tenants.learners import FILES
-from tests.installing import install, site  # noqa: F401  fixtures
+from tests.installing import installed
 
 RUN = ["algo=montecarlo", "env=cartpole", "hardware=cpu", "logger.only=[]", "eval.every=0", "eval.episodes=20"]
 
 
-@pytest.fixture(autouse=True)
-def learners(install):  # noqa: F811
-    install("rlplug-learners", "rlplug_learners", FILES)
+learners = installed("rlplug-learners", "rlplug_learners", FILES)
 
 
 class Watch:
@@ -51,31 +47,20 @@ class Watch:
         self.played += [(returns, length) for returns, length, _ in self.counted.drain()]
 
 
-@pytest.mark.parametrize("gamma", [1.0, 0.5])
-def test_each_episode_once_with_its_exact_return(gamma):
-    trainer = build(compose([*RUN, f"algo.gamma={gamma}", "total_steps=6400"]), Path())
+def test_each_episode_once_with_its_exact_return():
+    gamma = 0.5
+    trainer = build(compose([*RUN, f"algo.gamma={gamma}", "total_steps=2400"]), Path())
     watch = Watch(trainer)
     trainer.loop.run(trainer)
     trainer.close()
-    played = [sum(gamma**t for t in range(length)) for _, length in watch.played]  # a reward of 1 at every step
-    assert [length for _, length in watch.learned] != []
     learned = sorted(watch.learned, key=lambda pair: pair[1])
-    assert len(played) - len(learned) < 8 + 4, "but for the last ones, of which there were too few"
+    assert len(learned) > 24
+    assert len(watch.played) - len(learned) < 8 + 4, "but for the last ones, of which there were too few"
     left = [length for _, length in watch.played]
     for returns, length in learned:
         left.remove(length)
-        assert returns == pytest.approx(sum(gamma**t for t in range(length)), rel=1e-5)
+        assert returns == pytest.approx(sum(gamma**t for t in range(length)), rel=1e-5)  # a reward of 1 at every step
     assert all(returns == length for returns, length in watch.played)
-    print(f"whole episodes: {len(learned)} of {len(played)} learned from once, returns exact (gamma {gamma})")
-
-
-def test_it_resumes_bit_for_bit_within_episodes():
-    case = Case("montecarlo", "cartpole")
-    trainer = case.build()
-    play(trainer, 3)
-    assert trainer.buffer._open_rows.min() > 0, "episodes are open when the checkpoint is written"
-    trainer.close()
-    check_resumes(case, updates=3)
 
 
 def to_its_end(fabric, raw):

@@ -9,14 +9,12 @@ import torch
 
 from rlplug.testing import conformance
 from rlplug.testing.checks.causes import counted
-from tests.contract.tenants import meta, population, unusual
+from tests.contract.tenants import unusual
 from tests.installing import install, site  # noqa: F401  fixtures
 
 CONF = Path(__file__).parents[3] / "conf"
 PACKAGES = {
     "rlplug-unusual": unusual.files(lambda group, option: (CONF / group / f"{option}.yaml").read_text()),
-    "rlplug-es": population.FILES,
-    "rlplug-maml": meta.FILES,
 }
 REFUSED = {  # each of these checks had an objection
     "rlplug-unusual": (
@@ -26,16 +24,6 @@ REFUSED = {  # each of these checks had an objection
         *("algo-distilled-learns-cartpole", "algo-distilled-parts-cartpole"),  # a frozen child, a frozen layer
         *("algo-careful-composes", "exploration-shaking-served"),  # a second YAML file
     ),
-    "rlplug-es": (  # a loop that plays jobs, and an algorithm that computes its gradients by itself
-        *(
-            "algo-gaussian_es-terms-cartpole",
-            "algo-gaussian_es-pure-cartpole",
-            "algo-gaussian_es-parts-cartpole",
-            "algo-gaussian_es-ranks-cartpole",
-        ),
-        "loop-generations-run",
-    ),
-    "rlplug-maml": ("algo-maml-ranks-goals", "loop-meta-run"),
 }
 
 
@@ -46,17 +34,14 @@ def checks(install, request):  # noqa: F811
     return {str(check): check for check in conformance.checks(distribution)}
 
 
-@pytest.mark.parametrize(
-    ("checks", "name"),
-    [pytest.param(package, name, id=name) for package, names in REFUSED.items() for name in names],
-    indirect=["checks"],
-)
-def test_what_was_refused_passes(checks, name):
-    checks[name]()
+@pytest.mark.parametrize("checks", PACKAGES, indirect=True)
+def test_what_was_refused_passes(checks, request):
+    for name in REFUSED[request.node.callspec.params["checks"]]:
+        checks[name]()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("checks", ["rlplug-unusual", "rlplug-es", "rlplug-maml"], indirect=True)
+@pytest.mark.parametrize("checks", PACKAGES, indirect=True)
 def test_all_else_passes_too(checks):
     for check in checks.values():
         check()

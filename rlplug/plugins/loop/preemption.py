@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from torch.distributed import PrefixStore, Store, distributed_c10d
+from torch.distributed import Store
 
 FINISHED = "finished"
 LOOK_S = 0.01
 """seconds between polls of the store, each of which takes 0.1 ms"""
-_stores = itertools.count()
-
-
-def shared_store() -> Store:
-    """Return a store shared by the ranks; all must call this equally often, because the n-th stores match."""
-    return PrefixStore(f"rlplug/{next(_stores)}", distributed_c10d._get_default_store())
 
 
 class Preemptor:

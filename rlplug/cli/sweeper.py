@@ -1,0 +1,122 @@
+"""What the sweepers of rlplug (``sweeper=<name>``) share: their settings, search spaces, and folders."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any, TypeVar
+
+import numpy as np
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from omegaconf import OmegaConf
+
+from rlplug.checkpointing import atomic
+from rlplug.cli import space, sweep
+from rlplug.config import RunConfig, compose, composed
+from rlplug.config.errors import differences, show
+from rlplug.config.schema import typed
+from rlplug.registry.discovery import unknown
+from rlplug.types import ConfigError
+
+MODULES = {"optuna": "study", "pbt": "pbt"}
+"""modules of this package, by name of the sweeper; each has ``prepared`` and ``main``"""
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Searched:
+    """A checked command line.
+
+    Attributes:
+        folder: of the sweep.
+        fixed: overrides of all runs.
+        space: search space of every swept key.
+        run: the configuration of one run.
+    """
+
+    folder: Path
+    fixed: list[str]
+    space: dict[str, space.Space]
+    run: RunConfig
+
+
+def module(overrides: Sequence[str]) -> ModuleType | None:
+    """Return the module of the sweeper that a command line names; None: it names none.
+
+    Raises:
+        ConfigError: there is no such sweeper.
+    """
+    chosen = [word.partition("=")[2] for word in overrides if word.startswith("sweeper=")]
+    if not chosen:
+        return None
+    if chosen[-1] not in MODULES:
+        raise ConfigError("sweeper", f"there is no sweeper {chosen[-1]!r}; {unknown(chosen[-1], MODULES)}")
+    return importlib.import_module(f"rlplug.cli.{MODULES[chosen[-1]]}")
+
+
+def settings(config: type[T], overrides: Sequence[str]) -> tuple[T, list[str]]:
+    """Return the settings of the sweeper, as changed by ``sweeper.<option>=<value>``, and the other overrides."""
+    own = [word for word in overrides if word.startswith(("sweeper=", "sweeper."))]
+    chosen = [word for word in own if word.startswith("sweeper=")][-1]
+    changes = OverridesParser.create().parse_overrides([word for word in own if not word.startswith("sweeper=")])
+    node: dict[str, Any] = OmegaConf.to_container(composed([f"+{chosen}"]).sweeper)  # type: ignore[assignment]
+    node |= {one.key_or_group.removeprefix("sweeper."): one.value() for one in changes}
+    return typed(config, node, "sweeper"), [word for word in overrides if word not in own]
+
+
+def split(words: Sequence[str], name: str) -> tuple[list[Override], list[Override]]:
+    """Return the overrides of all runs, and those that sweep.
+
+    Raises:
+        ConfigError: nothing is swept.
+    """
+    parsed = OverridesParser.create().parse_overrides(list(words))
+    swept = [one for one in parsed if one.is_sweep_override()]
+    if not any(one.key_or_group != "seed" for one in swept):
+        example = "'algo.lr=interval(1e-5,1e-2)' algo.gamma=0.95,0.99"
+        raise ConfigError("sweeper", f"{name} needs settings to search, as in {example}")
+    return [one for one in parsed if one not in swept], swept
+
+
+def search(name: str, words: Sequence[str], given: Sequence[Override], swept: Sequence[Override]) -> Searched:
+    """Check every value and both ends of every interval, before anything is written.
+
+    Raises:
+        ConfigError: a setting is wrong, or runs cannot be compared by evaluations.
+    """
+    folder, _ = sweep.check_sweep(words)
+    values = {one.get_key_element(): [*one.sweep_string_iterator()] for one in swept if one.is_discrete_sweep()}
+    fixed = [str(one.input_line) for one in given if not one.key_or_group.startswith("hydra.")]
+    searched, rng = space.spaces(swept, values), np.random.default_rng(0)
+    run = compose([*fixed, *space.words(space.sampled(searched, rng))])
+    for key, one in searched.items():
+        for end in one.ends:
+            run = compose([*fixed, *space.words(space.sampled(searched, rng) | {key: end})])
+    if not run.env.cls.traits.playable:
+        raise ConfigError("sweeper", f"{name} compares evaluations, but env={run.env.name} cannot be played")
+    return Searched(folder, fixed, searched, run)
+
+
+def state(file: Path, about: dict[str, Any]) -> dict[str, Any] | None:
+    """Return the content of the JSON file that describes a sweep; None: there is none.
+
+    Raises:
+        ConfigError: it describes another sweep than ``about``, or is damaged.
+    """
+    with suppress(FileNotFoundError):
+        try:
+            found = json.loads(atomic.read(file))
+            before = {key: found[key] for key in about}
+        except (ValueError, KeyError, TypeError) as error:
+            raise ConfigError("hydra.sweep.dir", f"{file} is damaged ({error}); choose another folder") from None
+        for key, old, new in differences(before, json.loads(json.dumps(about))):
+            said = f"{file.parent} has {key}={show(old)}, which now is {show(new)}; choose another folder"
+            raise ConfigError("hydra.sweep.dir", said)
+        return found
+    return None

@@ -1,0 +1,1 @@
+"""Built-in curricula, which choose the tasks of training episodes."""

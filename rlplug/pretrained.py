@@ -1,0 +1,98 @@
+"""Initial weights of a run, from another run, by its setting ``init_from``."""
+
+from __future__ import annotations
+
+import pickle
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rlplug.checkpointing.format import Checkpoint, find, folder_of
+from rlplug.registry.discovery import unknown
+from rlplug.types import ConfigError
+
+KEY = "init_from"
+FORM = "should be a path, or {path: ..., prefix: [...]}"
+
+
+def load(algorithm: nn.Module, normalizer: Any, setting: str | Mapping[str, Any]) -> None:
+    """Load weights into a new algorithm: all, and the moments of observations, or those whose names have a prefix.
+
+    Args:
+        setting: a run folder, ``<run>@<step>``, a checkpoint, or a file of ``torch.save(algorithm.state_dict())``; or a
+            mapping with this ``path`` and ``prefix``, the beginnings of names.
+
+    Raises:
+        ConfigError: there are no such weights, or they do not fit.
+    """
+    given: Mapping[str, Any] = {"path": setting} if isinstance(setting, str) else setting
+    path, prefixes = given.get("path"), given.get("prefix")
+    prefixes = [prefixes] if isinstance(prefixes, str) else prefixes
+    texts = prefixes is None or (isinstance(prefixes, list) and prefixes and all(isinstance(x, str) for x in prefixes))
+    if not isinstance(path, str) or not texts or not given.keys() <= {"path", "prefix"}:
+        raise ConfigError(KEY, f"{setting!r} {FORM}")
+    weights, moments = _weights(path)
+    own = algorithm.state_dict()
+    if prefixes is None:
+        if differing := sorted(own.keys() ^ weights.keys()):
+            where = "only this run" if differing[0] in own else f"only {path}"
+            raise ConfigError(KEY, f"{where} has {differing[0]}; init_from.prefix takes a part, such as [{_head(own)}]")
+        chosen = weights
+    else:
+        for prefix in prefixes:
+            if not any(name.startswith(prefix) for name in weights.keys() & own.keys()):
+                heads = {_head([name]) for name in weights.keys() & own.keys()}
+                said = f"no weight of both runs begins with {prefix!r}; {unknown(prefix, heads)}"
+                raise ConfigError(f"{KEY}.prefix", said)
+        chosen = {name: x for name, x in weights.items() if name in own and name.startswith(tuple(prefixes))}
+    for name, x in chosen.items():
+        if isinstance(x, Tensor) and isinstance(own[name], Tensor) and x.shape != own[name].shape:
+            shapes = f"{[*x.shape]} in {path}, and {[*own[name].shape]} in this run"
+            raise ConfigError(KEY, f"{name} has the shape {shapes}; init_from.prefix takes a part of the weights")
+    algorithm.load_state_dict(own | chosen)
+    if prefixes is None and moments is not None:
+        _load_moments(normalizer, moments)
+
+
+def _weights(path: str) -> tuple[dict[str, Any], dict[str, Any] | None]:
+    """Return the algorithm's state, and the normalizer's if there is one."""
+    file = Path(path)
+    if file.is_file():
+        try:
+            found = torch.load(file, map_location="cpu", weights_only=True)
+        except (OSError, RuntimeError, ValueError, EOFError, pickle.UnpicklingError) as error:
+            said = next(iter(str(error).splitlines()), type(error).__name__)
+            raise ConfigError(KEY, f"{path} cannot be read: {said}") from None
+        if not isinstance(found, Mapping) or not all(isinstance(name, str) for name in found):
+            said = f"{path} holds {type(found).__name__}, and no weights; torch.save(algorithm.state_dict(), file)"
+            raise ConfigError(KEY, f"{said} writes them")
+        return dict(found), None
+    run, at, step = path.rpartition("@")
+    try:
+        if at and not file.exists() and re.fullmatch(r"[\d_]+", step):
+            place = folder_of(Path(run), int(step.replace("_", "")))
+            if not place.exists():
+                raise ConfigError(KEY, f"{run} has no checkpoint of step {step}")
+            checkpoint = Checkpoint(place)
+        else:
+            checkpoint = find(file, ("weights",))
+        whole: dict[str, Any] = checkpoint.tree("weights")
+    except ConfigError as error:
+        raise ConfigError(KEY, error.message) from None
+    return whole["algorithm"], whole["normalizer"]
+
+
+def _load_moments(normalizer: nn.Module, given: Mapping[str, Any]) -> None:
+    """Load the moments of observations and rewards; the returns of open episodes are those of this run."""
+    own = normalizer.state_dict()
+    fits = {name for name in own.keys() & given.keys() if name != "returns" and given[name].shape == own[name].shape}
+    normalizer.load_state_dict(own | {name: given[name] for name in fits})
+
+
+def _head(names: Any) -> str:
+    """Return the first two parts of a name: ``net.torso``."""
+    return ".".join(next(iter(names), "").split(".")[:2])

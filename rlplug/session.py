@@ -1,0 +1,455 @@
+"""Runs from Python: train with objects of a script, drive a run round by round, and read its results."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from functools import cached_property
+from os import PathLike
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import cloudpickle
+
+from rlplug import script
+from rlplug.cli.train import chosen
+from rlplug.config import RunConfig
+from rlplug.registry import hookimpl
+from rlplug.types import ConfigError, RunError
+
+if TYPE_CHECKING:
+    from rlplug.agent import Agent
+    from rlplug.api import Run
+
+Config: TypeAlias = Sequence[str] | RunConfig
+Folder: TypeAlias = str | PathLike[str]
+WORD = re.compile(r"(?!(?:true|false|null|nan|inf)$)[A-Za-z_][\w.:/@-]*", re.IGNORECASE)
+"""values that need no quotes on a command line"""
+WHOLE = ("stop", "init_from")
+"""settings whose value is a mapping"""
+
+
+class Result(float):
+    """The mean return of a run's final evaluation, with the run's folder.
+
+    Attributes:
+        folder: the run folder.
+    """
+
+    folder: Path
+
+    def __new__(cls, score: float, folder: Folder) -> Result:
+        result = super().__new__(cls, score)
+        result.folder = Path(folder)
+        return result
+
+    def __reduce__(self) -> Any:
+        return Result, (float(self), self.folder)  # without the agent
+
+    @property
+    def score(self) -> float:
+        """Return the mean return of the final evaluation."""
+        return float(self)
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """Return the content of ``summary.json``."""
+        return json.loads((self.folder / "summary.json").read_bytes())
+
+    @property
+    def metrics(self) -> Any:
+        """Return ``metrics.csv`` as a pandas data frame, with a row per log interval and per evaluation.
+
+        Raises:
+            ImportError: pandas is not installed.
+        """
+        try:
+            import pandas  # type: ignore[import-not-found]  # pyright: ignore[reportMissingImports]
+        except ImportError:
+            said = f"metrics needs pandas: pip install pandas; the numbers are in {self.folder / 'metrics.csv'}"
+            raise ImportError(said) from None
+        return pandas.read_csv(self.folder / "metrics.csv")
+
+    @cached_property
+    def agent(self) -> Agent:
+        """Return the policy of the newest checkpoint; see ``rlplug.load``."""
+        from rlplug.agent import load
+
+        return load(self.folder)
+
+
+def train(
+    config: Config = (),
+    *,
+    env: Any = None,
+    model: Any = None,
+    callbacks: Sequence[Any] = (),
+    folder: Folder | None = None,
+    **settings: Any,
+) -> Result:
+    """Train a run.
+
+    ``train(["algo=sac", "env=pendulum"])``, ``train(algo="sac", env="pendulum", total_steps=10_000)`` and
+    ``train(compose(["algo=sac", "env=pendulum"]))`` are the same run. Settings below a key are a mapping,
+    ``algo={"name": "sac", "gamma": 0.98}``, or have a dot in their name, ``**{"algo.gamma": 0.98}``.
+
+    Args:
+        config: overrides as on the command line, or the result of ``compose``.
+        env: a name, a mapping with settings, a class or a function that makes a ``gymnasium.Env``, or such an
+            environment, of which every column of the run has a copy.
+        model: a name, a mapping with settings, or a class of networks, ``Net(space)``; see ``model=custom``.
+        callbacks: classes or objects with hooks; see ``docs/hooks.md``.
+        folder: the run folder; None: a new one below ``runs``.
+        settings: further settings of the run.
+
+    Raises:
+        ConfigError: the run cannot start as configured; nothing was written.
+        RunError: the run failed.
+    """
+    from rlplug.run import launch
+
+    run, place, command = chosen(_words(config, env, model, callbacks, folder, settings), folder)
+    return Result(launch.train(run, place, command), place)
+
+
+def resume(
+    path: Folder, overrides: Sequence[str] = (), *, env: Any = None, model: Any = None, callbacks: Sequence[Any] = ()
+) -> Result | None:
+    """Resume a run from its newest good checkpoint.
+
+    Args:
+        path: the run folder.
+        overrides: changes to settings that do not affect learning, as on the command line.
+        env, model, callbacks: the script's objects that the run was trained with, if there are any.
+
+    Returns:
+        The result; None if the run had already finished.
+
+    Raises:
+        ConfigError: the run cannot be resumed, or not with these overrides; nothing was written.
+        RunError: the run failed.
+    """
+    from rlplug.run import launch
+
+    _give(Path(path), env, model, callbacks)
+    score = launch.resume(Path(path), overrides)
+    return None if score is None else Result(score, path)
+
+
+def load(path: Folder, device: Any = "cpu", seed: int | None = None, *, model: Any = None) -> Agent:
+    """Load the policy of a run's newest good checkpoint, or of a given checkpoint; with several agents, a ``Team``.
+
+    It needs neither the environment nor the run's hardware, and only the plugins of the algorithm and its models.
+
+    Args:
+        path: a run folder, or one of its checkpoints.
+        device: device to act on.
+        seed: seed of explore mode; None: the run's.
+        model: the script's class of networks that the run was trained with, if there is one.
+
+    Raises:
+        CheckpointError: there is no checkpoint, or it cannot be read or used here.
+        ConfigError: there is no such device.
+    """
+    from rlplug import agent
+    from rlplug.checkpointing.format import find
+
+    if model is not None:
+        _claim(find(Path(path), ("weights",)).manifest["config"], "model", [model])
+    return agent.load(Path(path), device, seed)
+
+
+class Session:
+    """A run that the caller drives, one round at a time. ``step`` continues the loop until the end of its round.
+
+        with rlplug.Session(algo="ppo", env="cartpole") as run:
+            while not run.done:
+                metrics = run.step()
+            run.evaluate()
+
+    At the end of the block, a run that is done is evaluated, as by ``train``. One that is not done is interrupted: it
+    has a checkpoint, and ``Session.resume`` continues it, exactly as if it had not stopped. If the block raises, the
+    run has failed, and continues from its last checkpoint.
+
+    Arguments are those of ``train``.
+
+    Attributes:
+        folder: the run folder.
+        metrics: the last value of every metric.
+    """
+
+    def __init__(
+        self,
+        config: Config = (),
+        *,
+        env: Any = None,
+        model: Any = None,
+        callbacks: Sequence[Any] = (),
+        folder: Folder | None = None,
+        **settings: Any,
+    ) -> None:
+        run, self.folder, command = chosen(_words(config, env, model, callbacks, folder, settings), folder)
+        self._start(run.hardware.plan(), "created", run.raw, list(command), list[str]())
+
+    def _start(self, plan: Any, how: str, *args: Any) -> None:
+        from rlplug.distributed.fabric import launched_elsewhere
+
+        if plan.world_size > 1 and not launched_elsewhere():
+            said = f"has {plan.world_size} ranks, which are processes of their own; a session needs one: devices=1"
+            raise ConfigError("hardware", f"{said}, or rlplug.train")
+        self._how, self._args, self.metrics = how, (plan, self.folder, *args), dict[str, float]()
+        self._stack, self._trainer, self._stopped = ExitStack(), None, False
+
+    @classmethod
+    def resume(
+        cls,
+        path: Folder,
+        overrides: Sequence[str] = (),
+        *,
+        env: Any = None,
+        model: Any = None,
+        callbacks: Sequence[Any] = (),
+    ) -> Session:
+        """Return a session that continues a run from its newest good checkpoint. Arguments and errors as ``resume``."""
+        from rlplug.run.launch import planned
+
+        self = cls.__new__(cls)
+        self.folder = Path(path)
+        _give(self.folder, env, model, callbacks)
+        self._start(planned(self.folder, overrides), "reopened", list(overrides))
+        return self
+
+    def __enter__(self) -> Session:
+        from rlplug.distributed.fabric import fabric_of
+        from rlplug.run import launch
+
+        plan, *args = self._args
+        with self._stack as stack:
+            opened: Any = getattr(launch, self._how)(fabric_of(plan), print, plan, *args)
+            self._trainer = stack.enter_context(opened)
+            if self._trainer is None:
+                raise RunError(f"{self.folder} has finished; raise total_steps to continue it")
+            self._trainer.hooks.register(_Latest(self.metrics))
+            stack.enter_context(launch.driven(self._trainer))
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        left = error is None and not self.done
+        if left:
+            self._run.agreement.request_stop(signal.SIGINT)
+        try:
+            self._stack.__exit__(kind, error, at)
+        except KeyboardInterrupt:
+            if not left:
+                raise
+
+    @property
+    def _run(self) -> Any:
+        if self._trainer is None:
+            raise RunError("the session is not open; write: with rlplug.Session(...) as run")
+        return self._trainer
+
+    @property
+    def done(self) -> bool:
+        """Return whether no round is left: ``total_steps`` or a ``stop`` is reached, or a stop was requested."""
+        return self._stopped or self._run.done
+
+    @property
+    def env_steps(self) -> int:
+        """Return the environment steps so far."""
+        return self._run.progress.env_steps
+
+    @property
+    def updates(self) -> int:
+        """Return the updates so far."""
+        return self._run.progress.updates
+
+    @property
+    def algorithm(self) -> Any:
+        """Return the algorithm, whose weights the next round uses."""
+        return self._run.algorithm
+
+    @property
+    def result(self) -> Result:
+        """Return the score of the last evaluation, and the folder."""
+        return Result(self.metrics.get("eval/return_mean", float("nan")), self.folder)
+
+    def step(self) -> dict[str, float]:
+        """Make the next round of the run's loop, and return the last value of every metric.
+
+        Before it, the run logs, evaluates and writes a checkpoint, each if it is due.
+
+        Raises:
+            RunError: the run is done, or failed.
+        """
+        from rlplug.collection.play import Stopped
+
+        if self.done:
+            raise RunError("the run is done: while not run.done: run.step()")
+        try:
+            self._run.loop.run(_Round(self._run))
+        except _RoundEnd:
+            pass
+        except Stopped:
+            self._stopped = True
+        return dict(self.metrics)
+
+    def evaluate(self) -> dict[str, float]:
+        """Evaluate now, log the result, and return it. Training is not affected."""
+        return self._run.reports.evaluate(self._run)
+
+    def save(self) -> Path:
+        """Write a checkpoint now, and return its folder."""
+        return self._run.reports.save(self._run)
+
+
+class _RoundEnd(Exception):  # noqa: N818  it is no error
+    """Leaves a loop at the end of a round. A loop keeps no state, so calling it again continues."""
+
+
+class _Round:
+    """The run as its loop sees it, for one round."""
+
+    def __init__(self, run: Any) -> None:
+        self._run, self._begun = run, False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._run, name)
+
+    def report(self) -> None:
+        if self._begun:
+            raise _RoundEnd
+        self._begun = True
+        self._run.report()
+
+
+class _Latest:
+    """Keeps the last value of every metric."""
+
+    def __init__(self, metrics: dict[str, float]) -> None:
+        self.metrics = metrics
+
+    @hookimpl
+    def rlplug_logged(self, run: Run, metrics: Mapping[str, float], step: int) -> None:
+        self.metrics.update(metrics, step=step)
+
+
+class Copies:
+    """Makes copies of an environment. Raises ``ConfigError`` if it cannot be copied."""
+
+    def __init__(self, env: Any) -> None:
+        self.spec = None
+        try:
+            self.data = cloudpickle.dumps(env)
+        except Exception as error:
+            self.data, self.spec = b"", getattr(env, "spec", None)
+            if self.spec is None:
+                said = f"{type(env).__name__} cannot be copied for every column ({type(error).__name__}: {error})"
+                raise ConfigError("env", f"{said}; pass what makes it: env=lambda: ...") from None
+
+    def __call__(self) -> Any:
+        """Return a copy of the environment."""
+        import gymnasium
+
+        return cloudpickle.loads(self.data) if self.spec is None else gymnasium.make(self.spec)
+
+
+# ---- Python's values as overrides ------------------------------------------------------------------------------------
+
+
+def _words(
+    config: Config, env: Any, model: Any, callbacks: Sequence[Any], folder: Folder | None, settings: Mapping[str, Any]
+) -> Config:
+    """Return the overrides of the arguments of ``train``.
+
+    Raises:
+        ConfigError: settings are given with a composed configuration, or an argument is of a wrong type.
+    """
+    given = {"env": env, "model": model, "callbacks": [*callbacks] or None}
+    given = {key: value for key, value in given.items() if value is not None} | dict(settings)
+    if isinstance(config, RunConfig):
+        if given:
+            raise ConfigError(next(iter(given)), "is given with a composed configuration; pass it to compose()")
+        return config
+    words = [*config] if not isinstance(config, str) else config
+    if isinstance(words, str):
+        return words  # refused by composition
+    for key in ("env", "model"):
+        if key in given and not isinstance(given[key], str | Mapping):
+            given[key] = script.path_of(_maker(key, given[key]))
+    words += [word for key, value in given.items() for word in _overrides(key, value)]
+    return words + ([] if folder is None else [f"hydra.run.dir={_written(str(folder))}"])
+
+
+def _maker(key: str, thing: Any) -> Any:
+    """Return what makes environments or networks: a class or a function, or copies of an environment."""
+    if isinstance(thing, type) or (callable(thing) and not hasattr(thing, "step" if key == "env" else "forward")):
+        return thing
+    if key == "model":
+        raise ConfigError("model", f"is an object of class {type(thing).__name__}; pass the class, model=MyNet")
+    if not hasattr(thing, "step"):
+        raise ConfigError("env", f"is {thing!r}; pass a name, a class, a function or an environment")
+    copies = Copies(thing)
+    copies.__qualname__ = type(thing).__name__  # type: ignore[attr-defined]
+    return copies
+
+
+def _overrides(key: str, value: Any) -> Iterator[str]:
+    if isinstance(value, Mapping) and key not in WHOLE:
+        chooses = "name" in value and "." not in key
+        if chooses:
+            yield f"{key}={_written(value['name'])}"
+        for name, part in value.items():
+            if not chooses or name != "name":
+                yield from _overrides(f"{key}.{name}", part)
+        return
+    yield f"{'++' if key.count('.') > 1 else ''}{key}={_written(value)}"
+
+
+def _written(value: Any) -> str:
+    """Format a value as on a command line; other objects become their paths."""
+    if isinstance(value, bool) or value is None:
+        return "null" if value is None else str(value).lower()
+    if hasattr(value, "item") and getattr(value, "ndim", None) == 0:  # NumPy's and torch's numbers
+        return _written(value.item())
+    if isinstance(value, int | float):
+        return repr(float(value) if isinstance(value, float) else int(value))
+    if isinstance(value, str | PathLike):
+        text = str(value)
+        return (
+            text if WORD.fullmatch(text) else "'{}'".format(re.sub(r"(\\*)(?='|$)", r"\1\1", text).replace("'", r"\'"))
+        )
+    if isinstance(value, Mapping):
+        return "{{{}}}".format(", ".join(f"{name}: {_written(part)}" for name, part in value.items()))
+    if isinstance(value, Sequence):
+        return f"[{', '.join(map(_written, value))}]"
+    return _written(script.path_of(value))
+
+
+def _give(folder: Path, env: Any, model: Any, callbacks: Sequence[Any]) -> None:
+    """Keep the objects of a run that is resumed, under the names that its configuration has."""
+    if env is None and model is None and not callbacks:
+        return
+    from rlplug.run import run_dir
+
+    raw, _ = run_dir.read(folder)
+    for key, given in (
+        ("env", [] if env is None else [_maker("env", env)]),
+        ("model", [] if model is None else [model]),
+    ):
+        _claim(raw, key, given)
+    _claim(raw, "callbacks", callbacks)
+
+
+def _claim(raw: Mapping[str, Any], key: str, given: Sequence[Any]) -> None:
+    names = [*script.used(raw.get(key))]
+    if given and len(names) != len(given):
+        has = f"has {', '.join(names)} of a script" if names else "has no object of a script"
+        raise ConfigError(key, f"the run {has}, and {len(given)} given")
+    for name, thing in zip(names, given, strict=True) if given else ():
+        script.keep(name, thing)
