@@ -10,7 +10,8 @@ from rlplug.registry.discovery import unknown
 from tests.installing import install, site  # noqa: F401  fixtures
 
 NAMES = """
-ppo ddppo a2c a3c impala appo dqn sac ddpg td3 apex_dqn apex_ddpg linucb lints bc marwil cql discrete_cql iql td3_bc maml mbmpo
+ppo ddppo a2c a3c impala appo dqn sac ddpg td3 apex_dqn apex_ddpg linucb lints bc marwil cql discrete_cql iql td3_bc
+maml mbmpo
 """
 
 
