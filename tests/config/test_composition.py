@@ -130,7 +130,7 @@ def test_composing_inside_a_hydra_program_leaves_it_alone():
 def test_a_components_own_yaml_is_free_of_any_algorithm():
     assert default_node("loop", "alternate")["in_flight"] == 1
     assert composed(["algo=ppo", "tuned=none"]).rollout_fragment_length == 128
-    assert default_node("env", "gymnasium")["id"] == "???"
+    assert default_node("model", "custom")["entry_point"] == "???"
     assert default_node("exploration", "gaussian", {"std": 2})["std"] == 2
 
 
