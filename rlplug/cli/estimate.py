@@ -10,7 +10,6 @@ from rlplug import cli
 from rlplug.cli.arguments import run_first
 from rlplug.cli.meant import no_flag
 from rlplug.registry import warn_broken
-from rlplug.types import ConfigError
 
 USAGE = """rlplug estimate <run folder or checkpoint> data.path=<files> [--json] [key=value ...]
 

@@ -273,9 +273,7 @@ def test_a_policy_that_plans_with_a_simulator_is_refused(tmp_path):
         "hardware=cpu",
     ]
     train(compose(words), tmp_path / "run")
-    with pytest.raises(
-        ConfigError, match=r"^algo: the policy plans with a simulator .*; act in Python with "
-    ):
+    with pytest.raises(ConfigError, match=r"^algo: the policy plans with a simulator .*; act in Python with "):
         export(tmp_path / "run")
     assert not (tmp_path / "run" / "exports").exists()
     with pytest.raises(ConfigError, match=r"config\.yaml/x cannot be written$"):
