@@ -221,23 +221,17 @@ def write(folder: Path, snapshot: Snapshot) -> Path:
                 written, files[name] = chunk.file
                 atomic.link(written, partial / name)
         for share in shares[1:] if snapshot.rank == 0 else ():
-            files |= _take_over(partial, share)
+            _wait_for(share)  # written by another rank
+            for name, entry in read_manifest(share, CheckpointManifest)["files"].items():
+                (share / name).rename(partial / name)
+                files[name] = entry
+            shutil.rmtree(share)
         atomic.write(partial / MANIFEST, sealed({"format": FORMAT, **snapshot.manifest, "files": files}))
         atomic.flush(partial)
     _wait_for(folder)
     for name, chunk in chunks.items():
         chunk.file, chunk.rows = (folder / name, files[name]), {}
     return folder
-
-
-def _take_over(partial: Path, share: Path) -> dict[str, Entry]:
-    """Move another rank's files once all are written; return their records."""
-    _wait_for(share)
-    files = read_manifest(share, CheckpointManifest)["files"]
-    for name in files:
-        (share / name).rename(partial / name)
-    shutil.rmtree(share)
-    return files
 
 
 def _wait_for(path: Path) -> None:
