@@ -32,12 +32,10 @@ from rlplug.types import Batch, Weights, groups_of
 
 UPDATES = 2
 """learner steps of a short run"""
-AT_MOST = {
-    "rollout_fragment_length": 32,
-    "train_batch_size": 64,
-    "num_steps_sampled_before_learning_starts": 64,
-}
+AT_MOST = {"train_batch_size": 64, "num_steps_sampled_before_learning_starts": 64}
 """largest values of settings in a short run; overrides may be larger"""
+ROWS = 256
+"""rows of a rollout, of all environments, in a short run: a usual minibatch"""
 CPU = ("tuned=none", "hardware=cpu", "logger.only=[]", "eval.every=0", "eval.episodes=1", "compile=off")
 
 
@@ -85,9 +83,10 @@ def option_of(kind: Kind, name: str) -> str:
 
 @cache
 def _composed(*overrides: str) -> RunConfig:
-    """Compose a config with at most ``AT_MOST`` of what no override sets."""
+    """Compose a config with at most ``AT_MOST``, and rollouts of ``ROWS`` rows, of what no override sets."""
     raw, given = compose(overrides).raw, {word.partition("=")[0] for word in overrides}
-    return parse(raw | {key: min(most, raw[key]) for key, most in AT_MOST.items() if key not in given})
+    most = AT_MOST | {"rollout_fragment_length": max(1, ROWS // raw["num_envs"])}
+    return parse(raw | {key: min(value, raw[key]) for key, value in most.items() if key not in given})
 
 
 @dataclass(frozen=True)
