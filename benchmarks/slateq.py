@@ -143,7 +143,7 @@ def main() -> None:
     args = parser.parse_args()
     if not args.plot:
         torch.set_num_threads(1)
-        env = InterestEvolution(testing.config("env/interest_evolution"), testing.context(num_envs=ENVS))
+        env: Any = compose(["env=interest_evolution"]).env.build(testing.context(num_envs=ENVS))
         best, slates = env.solve().max(1).mean(), env.slates
         rng = np.random.default_rng(0)
         some = [worth(env, slates[rng.integers(len(slates), size=len(env.users))]) for _ in range(20)]
