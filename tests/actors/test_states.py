@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 
+from rlplug import script
 from rlplug.actors import copies
 from rlplug.actors.actor import Actor, EvalActor, RemotePolicy, actor_device
 from rlplug.api import Plan
@@ -59,7 +60,7 @@ def evaluator(learner: Trainer) -> Evaluator:
 
 def make(kind: type[Kind], learner: Trainer, env_ids: Sequence[int], config: RunConfig = CONFIG) -> Kind:
     actor = kind()
-    actor.build(config.raw, pickle.dumps(learner.resolved.spec), env_ids, Plan(), [], installed())
+    actor.build(config.raw, script.dumps(), pickle.dumps(learner.resolved.spec), env_ids, Plan(), [], installed())
     return actor
 
 

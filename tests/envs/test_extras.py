@@ -113,7 +113,7 @@ def test_the_plugin_has_the_option_beside_others():
     ("options", "said"),
     [
         ({"vectorization": "native"}, "env.vectorization: env.info_keys reads info of single environments; use auto"),
-        ({"backend": "envpool"}, "env.info_keys: reads info of single environments, but env.backend=envpool has none"),
+        ({"backend": "envpool"}, "env.info_keys: applies to single environments, but env.backend=envpool has none"),
         ({}, "env.info_keys: the environment's info lacks 'wind' at the first reset: it is empty"),
     ],
 )

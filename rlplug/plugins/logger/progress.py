@@ -14,7 +14,8 @@ from typing import Any
 import psutil
 
 from rlplug import hookimpl
-from rlplug.api import Algorithm, Context, Run
+from rlplug.agents.insight import has_density
+from rlplug.api import Context, Run
 from rlplug.settings import PositiveFloat, option, settings
 from rlplug.terminal import Live, Notebook, Plain, Status, clock, in_notebook
 from rlplug.types import STEP
@@ -170,7 +171,7 @@ def report(run: Run, summary: Mapping[str, Any]) -> str:
         if verb == "evaluate" and not run.config.env.cls.traits.playable:
             files = run.config.estimate.path or run.config.data.path
             words = ["estimate", words[1], f"data.path={files[0] if len(files) == 1 else '[' + ','.join(files) + ']'}"]
-        if words[0] != "estimate" or run.config.algo.cls.logp is not Algorithm.logp:  # estimates need logp
+        if words[0] != "estimate" or has_density(run.config.algo.cls):
             rows["next"] = f"python -m rlplug {shlex.join(words)}"
     return "\n".join(f"{key:<12}{value}" for key, value in rows.items())
 
