@@ -51,7 +51,8 @@ class RecSim(gymnasium.Env[Any, Any]):
         self.size, self.env = slate_size, self._make(0)
         row = self._row(self.env.reset())
         parts: dict[str, Any] = {key: Box(-np.inf, np.inf, row[key].shape) for key in ("user", "documents")}
-        self.observation_space = Dict(parts | {"response": Dict({"click": Discrete(slate_size + 1)})})
+        parts["response"] = Dict({"click": Discrete(slate_size + 1)})
+        self.observation_space = Dict(parts)
         self.action_space = MultiDiscrete([num_candidates] * slate_size)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:

@@ -54,7 +54,7 @@ class DirectPolicy(Module):
         if mode == "random" and isinstance(self.space, Box):
             action = ctx.rand(*action.shape) * 2.0 - 1.0
         elif mode == "random":
-            scores = torch.zeros(len(action), int(self.space.n), device=action.device)
+            scores = torch.zeros(len(action), self.head.out_features, device=action.device)
             action = Categorical(scores, step.get("action_mask")).sample(ctx.rand(len(action), 1))
         return {"action": action}, carry
 

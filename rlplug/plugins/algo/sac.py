@@ -118,18 +118,16 @@ class SAC(Algorithm):
 
     def act(self, step: Batch, carry: Batch, mode: Mode) -> tuple[Batch, Batch]:
         dist, carry = self.dist(step, carry)
-        if mode == "random" and self.discrete:
-            dist = dist.uniform()
+        n, uniform = len(step["is_first"]), mode == "random" and not self.discrete
         if mode == "greedy":
             action = dist.mode()
-        elif mode == "explore" or self.discrete:
-            action = dist.sample(self.policy.noise(self.ctx, len(step["is_first"])))
+        elif uniform:
+            action = self.ctx.rand(n, *self.shape) * 2.0 - 1.0
         else:
-            action = self.ctx.rand(len(step["is_first"]), *self.shape) * 2.0 - 1.0
+            dist = dist.uniform() if mode == "random" else dist
+            action = dist.sample(self.policy.noise(self.ctx, n))
         out = {"action": action.view(-1, *self.shape)}
         if "logp" in self.ctx.needs.stored and mode != "greedy":
-            n = len(step["is_first"])
-            uniform = mode == "random" and not self.discrete
             out["logp"] = torch.full((n,), -self.size * math.log(2.0)) if uniform else dist.logp(out["action"])
         return out, carry
 
