@@ -31,7 +31,7 @@ from rlplug.run.build import build, start
 
 HERE = Path(__file__).parent
 RESULTS, PICTURE = HERE / "results" / "slateq.json", HERE.parent / "docs" / "img" / "slateq.svg"
-STEPS, EVERY, ENVS = 60_000, 10_000, 32
+STEPS, EVERY, ENVS = 20_000, 4_000, 32
 WORDS = (
     *("algo=slateq", "env=interest_evolution", "hardware=cpu", "logger.only=[]", "compile=off", "algo.gamma=1.0"),
     *("model.hidden=[64]", f"num_envs={ENVS}", "replay_ratio=0.05", "train_batch_size=128", f"total_steps={STEPS}"),
@@ -60,7 +60,8 @@ def learned(env: InterestEvolution, words: tuple[str, ...], seed: int) -> Iterat
                 return algorithm.chosen(algorithm.online, obs, algorithm.cfg.slate).numpy()
 
         start(trainer)
-        loop, progress, due = trainer.loop, trainer.progress, EVERY
+        loop: Any = trainer.loop
+        progress, due = trainer.progress, EVERY
         while progress.env_steps < STEPS:
             trainer.collect("explore" if progress.env_steps >= loop.learning_starts else "random")
             while trainer.ready() and progress.updates < loop.updates(progress.env_steps):

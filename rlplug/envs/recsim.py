@@ -50,7 +50,7 @@ class RecSim(gymnasium.Env[Any, Any]):
         self.generator = np.random.RandomState(0).get_state()
         self.size, self.env = slate_size, self._make(0)
         row = self._row(self.env.reset())
-        parts = {key: Box(-np.inf, np.inf, row[key].shape) for key in ("user", "documents")}
+        parts: dict[str, Any] = {key: Box(-np.inf, np.inf, row[key].shape) for key in ("user", "documents")}
         self.observation_space = Dict(parts | {"response": Dict({"click": Discrete(slate_size + 1)})})
         self.action_space = MultiDiscrete([num_candidates] * slate_size)
 
@@ -93,4 +93,4 @@ class RecSim(gymnasium.Env[Any, Any]):
             np.random.set_state(others)
 
 
-gymnasium.register("RecSim-v0", RecSim, max_episode_steps=1000)
+gymnasium.register("RecSim-v0", f"{__name__}:RecSim", max_episode_steps=1000)
