@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import signal
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import cached_property
 from os import PathLike
@@ -117,7 +117,13 @@ def train(
 
 
 def resume(
-    path: Folder, overrides: Sequence[str] = (), *, env: Any = None, model: Any = None, callbacks: Sequence[Any] = ()
+    path: Folder,
+    overrides: Sequence[str] = (),
+    *,
+    env: Any = None,
+    model: Any = None,
+    callbacks: Sequence[Any] = (),
+    tell: Callable[[str], None] = print,
 ) -> Result | None:
     """Resume a run from its newest good checkpoint.
 
@@ -125,6 +131,7 @@ def resume(
         path: the run folder.
         overrides: changes to settings that do not affect learning, as on the command line.
         env, model, callbacks: the script's objects that the run was trained with, if there are any.
+        tell: called with each line for the user.
 
     Returns:
         The result; None if the run had already finished.
@@ -136,7 +143,7 @@ def resume(
     from rlplug.run import launch
 
     _give(Path(path), env, model, callbacks)
-    score = launch.resume(Path(path), overrides)
+    score = launch.resume(Path(path), overrides, tell)
     return None if score is None else Result(score, path)
 
 

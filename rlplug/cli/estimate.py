@@ -8,8 +8,8 @@ from typing import Any
 
 from rlplug import cli
 from rlplug.cli.arguments import run_first
+from rlplug.cli.meant import no_flag
 from rlplug.registry import warn_broken
-from rlplug.types import ConfigError
 
 USAGE = """rlplug estimate <run folder or checkpoint> data.path=<files> [--json] [key=value ...]
 
@@ -42,7 +42,7 @@ def main(arguments: Sequence[str]) -> int:
         return 0
     words, as_json = cli.without_json(arguments)
     if flags := [word for word in words if word.startswith("-")]:
-        raise ConfigError("", f"estimate has no flag {flags[0]}; see rlplug estimate --help")
+        raise no_flag(flags[0], "see rlplug estimate --help")
     path, overrides = run_first("estimate", words)
     warn_broken()
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from rlplug.cli import say, tell
 from rlplug.cli.arguments import run_first
+from rlplug.cli.meant import no_flag
 from rlplug.cli.play import video
 from rlplug.registry import warn_broken
 from rlplug.results.places import run_at
@@ -48,7 +49,7 @@ def main(arguments: Sequence[str]) -> int:
     known = ("--json", "--record", *(f"--{mode}" for mode in modes))
     words = [argument for argument in arguments if argument not in known]
     if flags := [word for word in words if word.startswith("-")]:
-        raise ConfigError("", f"evaluate has no flag {flags[0]}; see rlplug evaluate --help")
+        raise no_flag(flags[0], "see rlplug evaluate --help")
     path, overrides = run_first("evaluate", words)
     warn_broken()
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from rlplug.cli import say, tell, without_json
 from rlplug.cli.arguments import run_first
+from rlplug.cli.meant import no_flag
 from rlplug.registry import warn_broken
 from rlplug.types import ConfigError
 
@@ -51,7 +52,7 @@ def main(arguments: Sequence[str]) -> int:
     words, as_json = without_json(arguments)
     words, with_page = [word for word in words if word != "--page"], "--page" in words
     if flags := [word for word in words if word.startswith("-")]:
-        raise ConfigError("", f"play has no flag {flags[0]}; see rlplug play --help")
+        raise no_flag(flags[0], "see rlplug play --help")
     if as_json and not with_page:
         raise ConfigError("", "a window has no result for --json; add --page, or use rlplug evaluate --json")
     path, overrides = run_first("play", words)

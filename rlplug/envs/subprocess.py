@@ -69,7 +69,8 @@ class Subprocess:
     ) -> None:
         self.num_envs = n = len(env_ids)
         goals = partial(_goals, make) if listed is EnvList else None
-        metrics = self._metrics if listed is EnvList else None
+        self._workers: list[_Worker] = []
+        metrics = partial(_metrics, self._workers) if listed is EnvList else None
         self.traits = EnvTraits(check_bounds=check_bounds, goals=goals, metrics=metrics)
         try:
             objects = script.dumps()
@@ -77,7 +78,6 @@ class Subprocess:
         except Exception as error:
             raise not_sent(error) from error
         memory = _anonymous_file()
-        self._workers: list[_Worker] = []
         self._close = weakref.finalize(self, _end, self._workers)
         try:
             for ids in np.array_split(np.arange(n), min(workers or _cores(), n)):
@@ -149,11 +149,6 @@ class Subprocess:
             for worker in self._workers
         ]
         self._tell(self._call("load", parts))
-
-    def _metrics(self) -> list[dict[str, float]]:
-        """Return the metrics of the episodes that ended since the last call."""
-        found = self._tell(self._call("metrics", [None] * len(self._workers)))
-        return [episode for worker in found for episode in worker]
 
     def close(self) -> None:
         """End all workers. May be called twice."""
@@ -258,6 +253,13 @@ class _Worker:
         few = ", ".join(map(str, self.env_ids[:8])) + (", ..." if len(self.env_ids) > 8 else "")
         hint = "; usually because the machine ran out of memory" if how.endswith("SIGKILL") else ""
         return RunError(f"the worker process of environments {few} {how}{hint}")
+
+
+def _metrics(workers: Sequence[_Worker]) -> list[dict[str, float]]:
+    """Return the metrics of the episodes that ended since the last call."""
+    for worker in workers:
+        worker.send(("metrics", None))
+    return [episode for worker in workers for episode in worker.receive()[0]]
 
 
 def _end(workers: Sequence[_Worker]) -> None:

@@ -1,15 +1,20 @@
-"""Meta-learning: baselines that are fitted to each task, and penalties for the divergence of each adaptation."""
+"""Meta-learning: adaptation by policy-gradient steps, and baselines that are fitted to each task."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
 from rlplug import tree
+from rlplug.functional.policy_gradient import clipped_surrogate
 from rlplug.functional.returns import gae
-from rlplug.types import Batch
+from rlplug.types import Batch, Weights
+
+Evaluate: TypeAlias = Callable[[Weights, Batch], tuple[Tensor, Tensor, Tensor]]
+"""log-probabilities of actions, KL divergences from ``dist``, and entropies of rows, by weights of every task"""
 
 
 def stacked(tasks: Sequence[Batch]) -> Batch:
@@ -50,8 +55,9 @@ def linear_baseline(obs: Tensor, ret: Tensor, valid: Tensor, ridge: float = 1e-5
     x = torch.where(valid.unsqueeze(-1), baseline_features(obs.double()), 0.0).flatten(1, 2)
     y = torch.where(valid, ret.double(), 0.0).flatten(1).unsqueeze(-1)
     square = x.mT @ x + ridge * torch.eye(x.shape[-1], dtype=x.dtype, device=x.device)
-    solve: Callable[[Tensor, Tensor], Tensor] = torch.linalg.solve
-    return (x @ solve(square, x.mT @ y)).view_as(ret).to(ret.dtype)
+    linalg: Any = torch.linalg  # without type stubs
+    coefficients: Tensor = linalg.solve(square, x.mT @ y)
+    return (x @ coefficients).view_as(ret).to(ret.dtype)
 
 
 def task_advantages(rows: Batch, gamma: float, lambda_: float) -> Tensor:
@@ -81,3 +87,69 @@ def adapt_kl_coeffs(coeff: Tensor, kl: Tensor, target: float) -> Tensor:
     RLlib's and ProMP's rule (Rothfuss et al. 2018, arXiv:1810.06784).
     """
     return torch.where(kl > 1.5 * target, 2.0 * coeff, torch.where(kl < target / 1.5, 0.5 * coeff, coeff))
+
+
+def adapted(evaluate: Evaluate, weights: Weights, rows: Batch, lr: float, create_graph: bool) -> tuple[Weights, Tensor]:
+    """Make one step for each task: Finn et al. 2017 (arXiv:1703.03400), equations 1 and 4.
+
+    The surrogate is the likelihood ratio to the policy that acted times the advantage. Its first derivative is the
+    policy gradient; the derivative of the step has the terms of the sampling distribution (Rothfuss et al. 2018,
+    arXiv:1810.06784, section 4).
+
+    Args:
+        evaluate: the policy's ``AdaptivePolicy.evaluate``.
+        weights: of every task, ``[K, ...]``.
+        rows: as for ``evaluate``, with ``logp``, ``advantage`` and ``valid``, ``[K, L+1, M]``.
+        lr: size of the step.
+        create_graph: keep the graph of the step, for second-order gradients; else it is a constant.
+
+    Returns:
+        New weights ``[K, ...]``, and the mean divergence of the old ones from the policy that acted, ``[K]``.
+    """
+    logp, kl, _ = evaluate(weights, rows)
+    gain = task_mean((logp - rows["logp"]).exp() * rows["advantage"], rows["valid"])
+    grads: Any = torch.autograd.grad(gain.sum(), [*weights.values()], create_graph=create_graph, retain_graph=True)
+    after = {name: w + lr * g for (name, w), g in zip(weights.items(), grads, strict=True)}
+    return after, task_mean(kl, rows["valid"])
+
+
+def meta_objective(
+    evaluate: Evaluate,
+    weights: Weights,
+    rounds: Sequence[Batch],
+    lr: float,
+    first_order: bool,
+    clip: float,
+    kl_coeff: Tensor,
+    entropy_coeff: float,
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Compute the objective of MAML after an adaptation to every task, through which the gradient goes.
+
+    Args:
+        evaluate: the policy's ``AdaptivePolicy.evaluate``.
+        weights: weights before the adaptation, of every task, ``[K, ...]``.
+        rounds: rows before the adaptation and after each of its N steps, as for ``adapted``.
+        lr: size of these steps.
+        first_order: treat their gradients as constants.
+        clip: epsilon of the clipped surrogate.
+        kl_coeff: weight of the divergence of each step, ``[N]``.
+        entropy_coeff: weight of the entropy bonus.
+
+    Returns:
+        Terms ``policy``, ``kl_penalty`` and ``entropy``, ``[K]`` each, the last two if their weight is not 0; and
+        metrics ``[K]``: the divergences ``kl_<step>``, that of the adapted policy ``kl``, and ``mean_entropy``.
+    """
+    kls, last = list[Tensor](), rounds[-1]
+    for rows in rounds[:-1]:
+        weights, kl = adapted(evaluate, weights, rows, lr, create_graph=not first_order)
+        kls.append(kl)
+    logp, kl, entropy = evaluate(weights, last)
+    gain = clipped_surrogate((logp - last["logp"]).exp(), last["advantage"], clip)
+    terms = {"policy": -task_mean(gain, last["valid"])}
+    if len(kl_coeff):
+        terms["kl_penalty"] = (kl_coeff * torch.stack(kls, -1)).sum(-1)
+    entropy = task_mean(entropy, last["valid"])
+    if entropy_coeff:
+        terms["entropy"] = -entropy_coeff * entropy
+    metrics = {f"kl_{step}": x for step, x in enumerate(kls)} | {"kl": task_mean(kl, last["valid"])}
+    return terms, {name: x.detach() for name, x in (metrics | {"mean_entropy": entropy}).items()}

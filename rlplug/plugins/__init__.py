@@ -15,7 +15,7 @@ TEAM = ("env=two_step",)
 BANDIT = ("env=linear_bandit", "env.max_episode_steps=1", "rollout_fragment_length=2")
 SLATES = ("algo=slateq",)
 AGENTS = ("algo=independent",)
-CUSTOM = ("model.entry_point=rlplug.testing.worlds:Net",)
+CUSTOM = ("model.entry_point=rlplug.testing.nets:Net",)
 TWO_CARTS = ("env=two_carts", "env.max_episode_steps=20")
 
 SHORT = "env.max_episode_steps=30"

@@ -93,8 +93,8 @@ def folders(place: Path) -> Iterator[Path]:
 
 
 def _meant(name: str, runs: Sequence[Path]) -> str:
-    """Suggest the run whose name is the nearest to ``name``, or the newest one."""
-    nearest, is_near, _ = unknown(name, {run.name for run in runs}).partition("?")
+    """Suggest the run or folder whose name is the nearest to ``name``, or the newest run."""
+    nearest, is_near, _ = unknown(name, {part for run in runs for part in run.parts}).partition("?")
     if is_near:
         return f"; {nearest}?"
     return f"; the newest run here is {newest}" if (newest := next(iter(_newest_first(runs)), None)) else ""

@@ -11,7 +11,6 @@ from contextlib import AbstractContextManager, ExitStack, closing, contextmanage
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from rlplug.agent import adopt
 from rlplug.api import Plan
 from rlplug.checkpointing.format import Checkpoint, checkpoints, find, tidy
 from rlplug.collection.play import Stopped
@@ -27,7 +26,7 @@ from rlplug.envs.silence import is_silent
 from rlplug.nn import remarks
 from rlplug.registry.installed import check_installed, check_same, installed
 from rlplug.run import checks, run_dir
-from rlplug.run.build import build, start
+from rlplug.run.build import begin, build, start
 from rlplug.run.callbacks import restore
 from rlplug.script import Sent, dumps
 from rlplug.tracking import DISK, AtOnce, process_age
@@ -177,7 +176,7 @@ def reopened(fabric: AnyFabric, tell: Tell, plan: Plan, folder: Path, overrides:
                 raise CheckpointError(f"{folder} has finished: no checkpoint to resume")
         with closing(build(config, folder, fabric, plan, manifest["run"])) as trainer, last_words():
             if checkpoint is None:
-                adopt(trainer.algorithm, config, config.start_from or {}, "start_from")
+                begin(config, trainer.policy)
             start(trainer)
             missing = restore(trainer, checkpoint) if checkpoint else []
             where = f"{STEP[unit]} {trainer.steps:,}" if checkpoint else "the beginning: there was no checkpoint yet"

@@ -14,10 +14,8 @@ from typing import Any
 
 import gymnasium
 import numpy as np
-import torch
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space, Tuple
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
-from torch import Tensor, nn
 
 _VECTOR, _IMAGE = Box(-2.0, 2.0, (3,), np.float32), Box(0, 255, (6, 6, 3), np.uint8)
 OBSERVATIONS: dict[str, Space[Any]] = {
@@ -36,19 +34,6 @@ ACTIONS: dict[str, Space[Any]] = {
     "multi_discrete": MultiDiscrete([3, 2]),
     "multi_binary": MultiBinary(3),
 }
-
-
-class Net(nn.Module):
-    """A network of a user: one layer on the flattened observation."""
-
-    def __init__(self, space: Space[Any], size: int = 16) -> None:
-        super().__init__()
-        self.layer = nn.Sequential(nn.LazyLinear(size), nn.Tanh())
-
-    def forward(self, x: Any) -> Tensor:
-        """Map observations ``[n, ...]`` to features ``[n, size]``."""
-        parts = x.values() if isinstance(x, dict) else [x]
-        return self.layer(torch.cat([part.flatten(1) for part in parts], 1))
 
 
 class World(gymnasium.Env[Any, Any]):

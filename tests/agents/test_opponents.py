@@ -76,6 +76,12 @@ def test_one_policy_begins_from_another_run_and_stays_frozen(runs, tmp_path):
     words = [word.replace("start_from.", "+start_from.") for word in words]
     shutil.copytree(runs / "chase", tmp_path / "first")
     assert main([*words, *SMALL, f"hydra.run.dir={tmp_path / 'run'}"]) == 0
+    early = shutil.copytree(tmp_path / "run", tmp_path / "early")  # killed before its first checkpoint
+    shutil.rmtree(early / "checkpoints")
+    (early / "summary.json").unlink()
+    assert main(["resume", str(early)]) == 0
+    mine = load(early).algorithm.named_policy(prey).parameters()
+    assert all(map(torch.equal, mine, load(runs / "chase").algorithm.named_policy(prey).parameters()))
     shutil.rmtree(tmp_path / "first")  # the checkpoint has the weights
     assert main(["resume", str(tmp_path / "run"), "total_steps=64"]) == 0
     ours, theirs = (load(path).algorithm for path in (tmp_path / "run", runs / "chase"))

@@ -68,7 +68,7 @@ def test_a_table(capsys: pytest.CaptureFixture[str]):
 
 BAD = {
     "estimate data.path=data": "estimate takes a run folder or a checkpoint first; see rlplug estimate --help",
-    "estimate run --greedy data.path=data": "estimate has no flag --greedy; see rlplug estimate --help",
+    "estimate run --greedy data.path=data": "there is no flag --greedy; see rlplug estimate --help",
     "estimate run": "data.path: is missing: estimates need recorded episodes, data.path=<folder>",
     "estimate run data.path=empty": "data.path: empty contains no file of episodes",
     "estimate run data.path=data eval.episodes=2": "eval.episodes: cannot be changed: an estimate can change only ",

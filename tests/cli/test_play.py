@@ -94,7 +94,7 @@ def test_a_window_shows_the_episodes_and_closes(run: Path):
     ("words", "says"),
     {
         "play": "play takes a run folder or a checkpoint first; see rlplug play --help",
-        "play --full": "play has no flag --full; see rlplug play --help",
+        "play --full": "there is no flag --full; see rlplug play --help",
         "play {run} --page algo.gamma=0.9": "algo.gamma: cannot be changed: an evaluation can change ",
         "evaluate {run} --record eval.record=-1": "eval.record: ",
     }.items(),

@@ -42,6 +42,7 @@ QUERIES = {
     "world model": "dreamer(v3)?.html",
     "population based training": "sweeps.html#population-based-training",
     "hyperparameter search": "sweeps.html",
+    "curriculum": "curricula.html",
     "early stopping": "guide.html#stop-early",
     "offline rl": "data.html",
     "evaluate": "guide.html#evaluate-and-record-videos|first_run.html#use-the-policy",

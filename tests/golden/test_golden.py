@@ -62,6 +62,5 @@ def test_golden(case: str, update_golden: bool):
 
 def test_a_small_change_of_a_coefficient_is_noticed():
     golden = json.loads((FOLDER / "ppo_cartpole.json").read_text())
-    assert departures(run("ppo_cartpole"), golden) == []
     changed = departures(run("ppo_cartpole", "algo.gamma=0.991"), golden)
     assert any(line.startswith("value: ") and "at update 1" in line for line in changed)

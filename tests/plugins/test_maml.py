@@ -18,7 +18,7 @@ from rlplug import testing, tree
 from rlplug.checkpointing.format import find
 from rlplug.cli import main
 from rlplug.config import compose, parse
-from rlplug.functional.meta import adapt_kl_coeffs, linear_baseline, stacked, task_advantages
+from rlplug.functional.meta import adapt_kl_coeffs, adapted, linear_baseline, stacked, task_advantages
 from rlplug.nn.adaptation import AdaptivePolicy
 from rlplug.plugins.algo.maml import MAML
 from rlplug.results.evaluate import evaluate
@@ -97,7 +97,7 @@ def test_first_order_takes_the_gradient_at_the_adapted_weights():
     algorithm(batch, ("policy",)).terms["policy"].sum().backward()
     weights = algorithm.policy.initial(3)
     for step in ("0", "1"):
-        weights, _ = algorithm.policy.adapted(weights, batch[step], 0.3, create_graph=False)
+        weights, _ = adapted(algorithm.policy.evaluate, weights, batch[step], 0.3, create_graph=False)
         weights = {name: w.detach().requires_grad_() for name, w in weights.items()}
     _, again, _ = algorithm_and_batch(**options, inner_adaptation_steps=0)
     again.policy.initial = lambda tasks: weights

@@ -260,3 +260,21 @@ def test_what_cannot_be_exported_names_the_operation(layer, format, says, tmp_pa
     assert str(caught.value).startswith("the policy cannot be exported")
     assert "\n" not in str(caught.value)
     trainer.close()
+
+
+def test_a_policy_that_plans_with_a_simulator_is_refused(tmp_path):
+    words = ["algo=alphazero", "env=knapsack", "tuned=none", "num_envs=2", "rollout_fragment_length=4"]
+    words += [
+        "total_steps=8",
+        "replay_ratio=0.5",
+        "algo.num_simulations=2",
+        "eval.episodes=2",
+        "logger=[]",
+        "hardware=cpu",
+    ]
+    train(compose(words), tmp_path / "run")
+    with pytest.raises(ConfigError, match=r"^algo: the policy plans with a simulator .*; act in Python with "):
+        export(tmp_path / "run")
+    assert not (tmp_path / "run" / "exports").exists()
+    with pytest.raises(ConfigError, match=r"config\.yaml/x cannot be written$"):
+        export(tmp_path / "run", to=tmp_path / "run" / "config.yaml" / "x")

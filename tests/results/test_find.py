@@ -150,6 +150,8 @@ def test_a_name_that_several_runs_have(here: Path, monkeypatch: pytest.MonkeyPat
 def test_a_folder_of_runs_where_one_is_asked_for(here: Path):
     with pytest.raises(ConfigError, match=r"^sweep holds 4 runs: runs/sweep/algo=.*; name one of them$"):
         run_at("sweep")
+    with pytest.raises(ConfigError, match=r"^sweeep does not exist; did you mean sweep\?$"):
+        run_at("sweeep")
     with pytest.raises(ConfigError, match=r"^algo=sac,seed=1 does not exist; did you mean algo=a2c,seed=1\?$"):
         run_at("algo=sac,seed=1")
 

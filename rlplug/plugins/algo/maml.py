@@ -13,7 +13,7 @@ from torch import Tensor
 from rlplug import tree
 from rlplug.api import Algorithm, Clip, Context, Job, Learner, Losses, Needs, Optim, Play
 from rlplug.envs import sample_tasks
-from rlplug.functional.meta import adapt_kl_coeffs, stacked, task_advantages
+from rlplug.functional.meta import adapt_kl_coeffs, adapted, meta_objective, stacked, task_advantages
 from rlplug.functional.returns import episode_metrics
 from rlplug.nn import Adam, Flatten
 from rlplug.nn.adaptation import AdaptivePolicy
@@ -126,7 +126,7 @@ class MAML(Algorithm):
             if weights:
                 own = {name: [weights[str(k)][f"policy.{name}"] for k in played] for name in start}
                 start = {name: torch.stack([*w]).requires_grad_() for name, w in own.items()}
-            after, _ = self.policy.adapted(start, rows, self.cfg.inner_lr, create_graph=False)
+            after, _ = adapted(self.policy.evaluate, start, rows, self.cfg.inner_lr, create_graph=False)
         return {str(k): {f"policy.{name}": w[i].detach() for name, w in after.items()} for i, k in enumerate(played)}
 
     def evaluate(self, play: Play, episodes: int) -> dict[str, float]:
@@ -159,8 +159,9 @@ class MAML(Algorithm):
     def forward(self, batch: Batch, parts: Sequence[str]) -> Losses:
         """Compute the loss of every task ``[K]`` after its adaptation, through which the gradient goes."""
         cfg, rounds = self.cfg, [batch[str(step)] for step in range(self.cfg.inner_adaptation_steps + 1)]
+        start = self.policy.initial(len(batch["valid"]))
         options = cfg.inner_lr, cfg.first_order, cfg.clip_param, self.kl_coeff, cfg.entropy_coeff
-        terms, metrics = self.policy.losses(rounds, *options)
+        terms, metrics = meta_objective(self.policy.evaluate, start, rounds, *options)
         return Losses(terms, metrics | named([rows["return"].mean(1).to(terms["policy"].dtype) for rows in rounds]))
 
     def update(self, batch: Batch, learner: Learner) -> Losses:

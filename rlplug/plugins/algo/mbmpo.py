@@ -13,7 +13,7 @@ from pydantic import Field
 from torch import Tensor
 
 from rlplug.api import Algorithm, Clip, Context, Job, Learner, Losses, Needs, Optim, Play, Segment, Window
-from rlplug.functional.meta import adapt_kl_coeffs, task_advantages
+from rlplug.functional.meta import adapt_kl_coeffs, adapted, meta_objective, task_advantages
 from rlplug.nn import Activation, Adam, Flatten
 from rlplug.nn.adaptation import AdaptivePolicy
 from rlplug.nn.dynamics import Dynamics
@@ -105,8 +105,8 @@ class MBMPO(Algorithm):
         """Play with the policy adapted to each network; before the first update, with the policy itself."""
         members, weights = range(self.cfg.ensemble_size), dict[str, Weights]()
         if self.started:
-            adapted = self._adapted([])
-            weights = {str(k): {f"policy.{name}": w[k] for name, w in adapted.items()} for k in members}
+            of_all = self._adapted([])
+            weights = {str(k): {f"policy.{name}": w[k] for name, w in of_all.items()} for k in members}
         jobs = [Job(first + k, {"": str(k)} if weights else {}, episodes=episodes) for k in members]
         for _ in play(jobs, weights):
             pass
@@ -159,7 +159,7 @@ class MBMPO(Algorithm):
             weights = self.policy.initial(self.cfg.ensemble_size)
             for _ in range(self.cfg.inner_adaptation_steps):
                 rounds.append(self._imagined(weights, self.cfg.horizon))
-                weights, _ = self.policy.adapted(weights, rounds[-1], self.cfg.inner_lr, create_graph=False)
+                weights, _ = adapted(self.policy.evaluate, weights, rounds[-1], self.cfg.inner_lr, create_graph=False)
                 weights = {name: w.detach().requires_grad_() for name, w in weights.items()}
         return {name: w.detach() for name, w in weights.items()}
 
@@ -177,8 +177,9 @@ class MBMPO(Algorithm):
         if "dynamics" in parts:
             return Losses({"dynamics": self.dynamics.errors(batch["obs"], batch["action"], batch["next_obs"])})
         cfg, rounds = self.cfg, [batch[str(step)] for step in range(self.cfg.inner_adaptation_steps + 1)]
+        start = self.policy.initial(len(batch["valid"]))
         options = cfg.inner_lr, cfg.first_order, cfg.clip_param, self.kl_coeff, cfg.entropy_coeff
-        return Losses(*self.policy.losses(rounds, *options))
+        return Losses(*meta_objective(self.policy.evaluate, start, rounds, *options))
 
     def update(self, batch: Batch, learner: Learner) -> Losses:
         metrics = self._fit(batch, learner)

@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from rlplug.cli import main
+from tests.actors.conftest import cluster  # noqa: F401  a fixture
 from tests.contract.tenants.asynchronous import FILES
 from tests.installing import install, site  # noqa: F401  fixtures
 
@@ -67,6 +68,7 @@ def column(run: Path, name: str) -> list[float]:
         return [float(row[name]) for row in csv.DictReader(file) if row.get(name)]
 
 
+@pytest.mark.usefixtures("cluster")
 @pytest.mark.parametrize("words", [pytest.param(REPLAY, marks=pytest.mark.slow), SEGMENTS], ids=["replay", "segments"])
 def test_age_and_idle_shares_are_measured_and_steps_are_exact(uneven, tmp_path, words):
     run = tmp_path / "run"
@@ -81,6 +83,7 @@ def test_age_and_idle_shares_are_measured_and_steps_are_exact(uneven, tmp_path, 
         assert max(shares) > 0.0
 
 
+@pytest.mark.usefixtures("cluster")
 def test_what_is_older_than_the_bound_is_left_out(uneven, tmp_path):
     """The slow actor's segments are always too old: the fast one makes several updates meanwhile."""
     run = tmp_path / "run"
