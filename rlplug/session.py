@@ -130,7 +130,9 @@ def resume(
     Args:
         path: the run folder.
         overrides: changes to settings that do not affect learning, as on the command line.
-        env, model, callbacks: the script's objects that the run was trained with, if there are any.
+        env: the object of the script that the run was trained with, if there is one.
+        model: likewise.
+        callbacks: likewise.
         tell: called with each line for the user.
 
     Returns:
