@@ -65,7 +65,7 @@ def make(kind: type[Kind], learner: Trainer, env_ids: Sequence[int], config: Run
 
 
 def statistics(trainer: Trainer) -> dict:
-    return copies.statistics(trainer.policy) | {"env_steps": 0}
+    return copies.statistics(trainer.policy) | {"env_steps": 0, "tasks": None}
 
 
 def draw() -> tuple[float, ...]:
