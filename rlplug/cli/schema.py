@@ -154,7 +154,11 @@ def _lenient(schema: Any, inside: Mapping[str, Schema]) -> Any:
     }
     if "prefixItems" in schema:
         schema["items"] = schema.pop("prefixItems")
-    if "enum" not in schema and "const" not in schema and schema.get("type") not in ("integer", "number", "boolean"):
+    if (
+        "enum" not in schema
+        and "const" not in schema
+        and schema.get("type") not in ("array", "integer", "number", "boolean")
+    ):
         return schema
     said = {key: schema.pop(key) for key in ("description",) if key in schema}
     return {**said, "anyOf": [schema, LATER]}

@@ -296,6 +296,7 @@ class Uniform(DiagGaussian):
         return self.mean.sum(-1) - self.mean.shape[-1] * math.log(2.0)
 
     def entropy(self) -> Tensor:
+        """Return the entropy ``[...]``."""
         return -self.logp(self.mean)
 
 

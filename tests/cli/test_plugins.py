@@ -47,7 +47,7 @@ def test_a_preset(capsys: pytest.CaptureFixture[str]):
     component, file = head.split("; ")
     assert component == "env cartpole: rlplug.plugins.env.gymnasium:Gymnasium, of rlplug 0.1.0"
     assert file == "conf/env/cartpole.yaml of rlplug 0.1.0"
-    assert first.split()[:3] == ["id", "str", "CartPole-v1"]
+    assert first.split()[:5] == ["id", "str", "or", "null", "CartPole-v1"]
 
 
 def test_settings_of_a_pair(capsys: pytest.CaptureFixture[str]):
