@@ -118,7 +118,7 @@ class SAC(Algorithm):
 
     def act(self, step: Batch, carry: Batch, mode: Mode) -> tuple[Batch, Batch]:
         dist, carry = self.dist(step, carry)
-        n, uniform = len(step["is_first"]), mode == "random" and not self.discrete
+        n, uniform = step["is_first"].shape[0], mode == "random" and not self.discrete
         if mode == "greedy":
             action = dist.mode()
         elif uniform:
