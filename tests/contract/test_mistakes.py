@@ -38,7 +38,7 @@ BUILT = {  # found before anything is collected
     "Swapped": f".__init__ takes (self, ctx, cfg); {INIT}",
     "NoSuper": ".__init__ must call super().__init__() first",
     "NeedsKey": ".needs calls Needs(key=...); did you mean keys? There are: data, gradients, "
-    "keys, noise, off_policy, perturbable, recorded, rewards, simulates, window",
+    "keys, noise, off_policy, perturbable, raw, recorded, rewards, simulates, window",
     "NeedsWindow": ".needs returned Needs with 'window' for data; expected 'rollout', 'segments', 'windows' or "
     "'episodes'",
     "NeedsText": ".needs returned Needs with 'obs' for keys; expected a valid tuple",

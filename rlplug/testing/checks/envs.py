@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, get_args, get_type_hints
 
 import numpy as np
@@ -36,7 +36,12 @@ def make(name: str, option: str | None = None, **changes: Any) -> VecEnv:
 
 def complete(name: str) -> list[str]:
     """Return the options that select the environment without missing values."""
-    return [option for option in options("env", name) if MISSING not in node_of("env", option).values()]
+    return [option for option in options("env", name) if is_complete(node_of("env", option))]
+
+
+def is_complete(node: Mapping[str, Any]) -> bool:
+    """Return whether no value is missing, of which an id and an entry point replace each other."""
+    return MISSING not in node.values() and (node.get("id", "") is not None or node.get("entry_point") is not None)
 
 
 def walk(env: VecEnv, seed: int, steps: int, actions: int = 0) -> Iterator[tuple[Batch, Any]]:

@@ -15,7 +15,6 @@ from rlplug.registry import KINDS, Preset
 from rlplug.run.build import build
 from rlplug.testing.checks import envs, models
 from rlplug.testing.checks.runs import node_of, require
-from rlplug.testing.checks.settings import MISSING
 from rlplug.testing.checks.words import accepted
 from rlplug.types import ConfigError
 
@@ -69,7 +68,7 @@ def _check(file: Preset) -> None:
             name = str(node_of("algo", option)["name"])
             _build([*registry.tried_with("algo", name), f"algo={option}", f"env={accepted(name, option)[0]}"])
         case "env":
-            if MISSING not in node_of("env", option).values():
+            if envs.is_complete(node_of("env", option)):
                 envs.check_env(str(node_of("env", option)["name"]), option)
         case "model":
             models.check_model(str(node_of("model", option)["name"]), option)
