@@ -10,7 +10,7 @@ import numpy as np
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space, Tuple
 
 from rlplug import tree
-from rlplug.envs.spaces import in_words
+from rlplug.envs.spaces import in_words, inside_action, inside_obs
 from rlplug.types import CheckpointError, ConfigError, EnvSpec, Group
 
 
@@ -39,15 +39,19 @@ def from_json(node: Any) -> EnvSpec:
     try:
         if not node["groups"]:
             raise ValueError("there are no groups")
+        groups, native = (_groups_from_json(node[key]) for key in ("groups", "native_spaces"))
+        for name, group in native.items():
+            if (inside_obs(group.obs), inside_action(group.action)) != (groups[name].obs, groups[name].action):
+                raise ValueError(f"the spaces of {name!r} are not those of the environment")
         return EnvSpec(
-            _groups_from_json(node["groups"]),
-            native_spaces=_groups_from_json(node["native_spaces"]),
+            groups,
+            native_spaces=native,
             extras=_extras_from_json(node["extras"]),
             max_episode_steps=None if node["max_episode_steps"] is None else _count(node["max_episode_steps"]),
             offers=frozenset(map(_text, node["offers"])),
             frame_stack=_count(node["frame_stack"]),
         )
-    except (KeyError, TypeError, ValueError, AssertionError, OverflowError, MemoryError) as error:
+    except (KeyError, TypeError, ValueError, AssertionError, OverflowError, MemoryError, ConfigError) as error:
         what = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
         raise CheckpointError(f"the environment's spaces cannot be read from the manifest ({what})") from None
 
