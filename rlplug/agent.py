@@ -21,7 +21,7 @@ from rlplug.config import Core, choose, migrate, typed
 from rlplug.config.schema import CORE, kind_of
 from rlplug.context import EnvShard, RunContext, needs_of
 from rlplug.envs.spaces import batched, execute, observe
-from rlplug.envs.spec_json import from_json
+from rlplug.envs.spec_json import playable
 from rlplug.registry.installed import check_installed
 from rlplug.trainer.normalize import Normalizer
 from rlplug.trainer.optimizer import refuse_nan
@@ -238,7 +238,7 @@ def restored(
     used = {key: origin for key, origin in manifest["plugins"].items() if kind_of(key) in ("algo", "model")}
     for note in check_installed(used):
         tell(note)
-    spec, algo = from_json(manifest["spec"]), choose("algo", "algo", raw["algo"])
+    spec, algo = playable(manifest["spec"]), choose("algo", "algo", raw["algo"])
     slots = {slot: node or raw["model"] for slot, node in raw.items() if kind_of(slot) == "model"}  # as config.parse
     models = {slot: choose("model", slot, node) for slot, node in slots.items()}
     run = {name: getattr(core, name) for name in ("num_envs", "total_steps", "seed")}

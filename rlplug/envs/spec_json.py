@@ -39,21 +39,31 @@ def from_json(node: Any) -> EnvSpec:
     try:
         if not node["groups"]:
             raise ValueError("there are no groups")
-        groups, native = (_groups_from_json(node[key]) for key in ("groups", "native_spaces"))
-        for name, group in native.items():
-            if (inside_obs(group.obs), inside_action(group.action)) != (groups[name].obs, groups[name].action):
-                raise ValueError(f"the spaces of {name!r} are not those of the environment")
         return EnvSpec(
-            groups,
-            native_spaces=native,
+            _groups_from_json(node["groups"]),
+            native_spaces=_groups_from_json(node["native_spaces"]),
             extras=_extras_from_json(node["extras"]),
             max_episode_steps=None if node["max_episode_steps"] is None else _count(node["max_episode_steps"]),
             offers=frozenset(map(_text, node["offers"])),
             frame_stack=_count(node["frame_stack"]),
         )
-    except (KeyError, TypeError, ValueError, AssertionError, OverflowError, MemoryError, ConfigError) as error:
+    except (KeyError, TypeError, ValueError, AssertionError, OverflowError, MemoryError) as error:
         what = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
         raise CheckpointError(f"the environment's spaces cannot be read from the manifest ({what})") from None
+
+
+def playable(node: Any) -> EnvSpec:
+    """Return ``from_json(node)`` if observations and actions of its native spaces can be converted to those inside.
+
+    Raises:
+        CheckpointError: they cannot, or as ``from_json``.
+    """
+    spec = from_json(node)
+    for name, native in spec.native_spaces.items():
+        group = spec.groups.get(name)
+        if group is None or (inside_obs(native.obs), inside_action(native.action)) != (group.obs, group.action):
+            raise CheckpointError(f"the native spaces of {name!r} in the manifest do not match those inside")
+    return spec
 
 
 NOTHING = ("nothing", None)

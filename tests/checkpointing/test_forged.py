@@ -22,7 +22,7 @@ from rlplug.cli import main
 from rlplug.config import choose, default_node
 from rlplug.config.changes import resumed
 from rlplug.envs import snapshot
-from rlplug.envs.spec_json import from_json
+from rlplug.envs.spec_json import playable
 from rlplug.run import run_dir
 from rlplug.tree import check_like
 from rlplug.types import CheckpointError, ConfigError
@@ -117,9 +117,10 @@ def test_a_file_that_is_larger_than_memory(verb: str, scene: Scene, capsys: pyte
 def test_native_spaces_that_do_not_match_those_inside(discrete_run: Path, tmp_path: Path):
     run = copy_of(discrete_run, tmp_path / "run")
     spec = find(run).manifest["spec"]
+    playable(spec)
     spec["native_spaces"][0]["obs"]["n"] = 99
-    with pytest.raises(CheckpointError, match="the spaces of 'agent' are not those of the environment"):
-        from_json(spec)
+    with pytest.raises(CheckpointError, match="the native spaces of 'agent' in the manifest do not match those inside"):
+        playable(spec)
 
 
 ROWS_OF = {
