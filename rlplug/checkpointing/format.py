@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, Field, RootModel, ValidationError, field_validator
 
 from rlplug import tree
 from rlplug.api import RowLog
@@ -54,10 +54,19 @@ class Origin(BaseModel):
     version: Word
 
 
+class Origins(RootModel[dict[Word, Origin]]):
+    @field_validator("root")
+    @classmethod
+    def complete(cls, plugins: dict[str, Origin]) -> dict[str, Origin]:
+        if missing := sorted({"algo", "env"} - plugins.keys()):
+            raise ValueError(f"no {missing[0]}")
+        return plugins
+
+
 class Manifest(BaseModel):
     format: Annotated[int, Field(ge=FORMAT, le=FORMAT)]
     run: Word
-    plugins: dict[Word, Origin]
+    plugins: Origins
 
 
 class Node(BaseModel):
@@ -65,7 +74,7 @@ class Node(BaseModel):
 
 
 class Settings(BaseModel):
-    total_steps: int
+    total_steps: int | float  # 1e7 is one of 10 million
     algo: Node
     env: Node
     hardware: Node

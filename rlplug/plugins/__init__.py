@@ -80,7 +80,10 @@ def rlplug_components() -> list[Component]:
             "algo",
             "dreamer",
             "rlplug.plugins.algo.dreamer:Dreamer",
-            ("algo.units=32", "algo.hidden=32", "algo.deter=16", *SMALL_DREAMS),
+            (
+                *("algo.units=32", "algo.hidden=32", "algo.deter=16", "algo.mean_scale=1.0", "algo.initial_std=0.3"),
+                *(*SMALL_DREAMS, "train_batch_size=16"),
+            ),
         ),
         Component(
             "algo",

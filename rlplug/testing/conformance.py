@@ -262,7 +262,8 @@ def _properties(kind: Kind, name: str, env: str | None, overrides: tuple[str, ..
         case "model":
             for option in options(kind, name):
                 yield f"shapes-{option}", partial(models.check_model, name, option, **changes)
-            yield "probe-cue", partial(check_with, kind, option_of(kind, name), "cue", words)
+            if registry.load(kind, name).recurrent:
+                yield "probe-cue", partial(check_with, kind, option_of(kind, name), "cue", words)
         case "env":
             for option in [env] if env else envs.complete(name):
                 yield f"episodes-{option}", partial(envs.check_env, name, option, **changes)

@@ -38,7 +38,7 @@ CASES = {
     ),
     "sac, parameter noise": ((*SAC, "exploration=[parameter_noise]"), 12),
     "ppo, recurrent, curiosity": ((*PPO, "model=lstm", "model.hidden=8", "algo.max_seq_len=8", "exploration=[icm]"), 3),
-    "ppo, environments on a device": (("env=cartpole_torch", *PPO[1:]), 3),
+    "ppo, environments on a device": (("env=cartpole_torch", *PPO[2:]), 3),
     "dqn, falling epsilon, priorities, noisy": (
         (
             *(*LISTS, "algo=dqn", "model.hidden=[16]", "buffer=prioritized", "algo.noisy=true"),

@@ -187,7 +187,8 @@ def test_chunks_are_forgotten_when_none_of_their_rows_is_needed():
 MANIFEST = {
     "rlplug": "0", "run": "a run", "written": "now", "unit": "env_steps", "updates": 0, "episodes": 0, "version": 0,
     "wall_s": 1.5, "since_logged_s": 0.5, "rollout_length": 1, "batch_size": 1, "spent": {}, "not_restored": [],
-    "plugins": {}, "spec": {},
+    "spec": {},
+    "plugins": {kind: dict.fromkeys(("kind", "name", "distribution", "version"), "a") for kind in ("algo", "env")},
     "config": {"total_steps": 1} | {kind: {"name": "a"} for kind in ("algo", "env", "hardware", "model")},
 }  # fmt: skip
 
@@ -222,6 +223,8 @@ def test_what_is_written_is_found(tmp_path: Path):
         ("spent", {"update": None}),
         ("not_restored", {}),
         ("plugins", {"algo": {"kind": "algo", "name": "sac"}}),
+        ("plugins", {"algo": MANIFEST["plugins"]["algo"]}),
+        ("config", MANIFEST["config"] | {"total_steps": "1"}),
         ("files", {"weights.pt": {"bytes": 1.5, "sha256": ""}}),
         ("files", {"../weights.pt": {"bytes": 1, "sha256": ""}}),
         ("files", {"weights.pt\n": {"bytes": 1, "sha256": ""}}),
@@ -237,6 +240,12 @@ def test_a_manifest_with_an_invalid_value_is_refused(key: str, value: Any, tmp_p
     with pytest.raises(CheckpointError) as refused:
         Checkpoint(path)
     assert str(refused.value) == f"{path} is damaged or was altered: manifest.json: it has no valid {key}"
+
+
+def test_a_number_of_steps_in_scientific_notation(tmp_path: Path):
+    one = snapshot(3)
+    one.manifest |= {"config": MANIFEST["config"] | {"total_steps": 1e7}}
+    assert Checkpoint(write(folder_of(tmp_path, 3), one)).manifest["config"]["total_steps"] == 1e7
 
 
 def test_rows_lie_on_disk_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

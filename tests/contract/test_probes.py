@@ -104,11 +104,11 @@ def test_a_value_that_passes_by_is_not_taken_for_one_that_stays():
         found = [abs(x - 1.0) / probe.tolerance for x in values]
         return [Found({0: 0.0}, {}, ["far"] if x > 1 else [], 1000 + i, x) for i, x in enumerate(found)]
 
-    assert not _settled(looks(0.5), probe)
-    assert not _settled(looks(0.0, 1.0), probe)
-    assert not _settled(looks(0.0, 1.0, 2.5), probe) or looks(0.0, 1.0, 2.5)[-1].wrong
-    assert _settled(looks(0.9, 1.1), probe)
-    assert _settled(looks(9.0, 9.9, 10.0), probe)
+    assert not _settled(looks(0.5), 500)
+    assert not _settled(looks(0.0, 1.0), 500)
+    assert not _settled(looks(0.0, 1.0, 2.5), 500) or looks(0.0, 1.0, 2.5)[-1].wrong
+    assert _settled(looks(0.9, 1.1), 500)
+    assert _settled(looks(9.0, 9.9, 10.0), 500)
 
 
 def test_a_learner_that_knows_nothing_is_told_what_is_exact():

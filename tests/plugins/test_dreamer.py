@@ -18,16 +18,14 @@ ROWS, COLUMNS, STEPS = 6, 3, 4
 SIZES = {"deter": 8, "stoch": 4, "hidden": 8, "units": 8, "batch_length": ROWS, "imagination_length": STEPS}
 
 
-def make(action=None, **changes) -> Dreamer:
-    spec = testing.spec(3, testing.box(2) if action is None else action)
-    return acting.make(Dreamer, "dreamer", spec, **(SIZES | changes))
+def make(**changes) -> Dreamer:
+    return acting.make(Dreamer, "dreamer", testing.spec(3, testing.box(2)), **(SIZES | changes))
 
 
 def a_sample(algorithm: Dreamer) -> Batch:
     batch = stream(ROWS, COLUMNS)
     batch["carry"] = {key: x[None] for key, x in algorithm.initial_carry(COLUMNS).items()}
-    batch["prev_action"] = torch.zeros(ROWS, COLUMNS, *algorithm.encode.shape, dtype=torch.long)
-    batch["prev_action"] = batch["prev_action"] if algorithm.encode.choices else batch["prev_action"].float()
+    batch["prev_action"] = torch.zeros(ROWS, COLUMNS, 2)
     return batch
 
 
@@ -42,10 +40,9 @@ def original_returns(reward, value, pcont, bootstrap, lambda_):
 
 
 @pytest.mark.parametrize("predict", [False, True])
-@pytest.mark.parametrize("action", [testing.box(2), spaces.Discrete(3)], ids=["box", "choices"])
-def test_actor_and_critic_learn_as_in_the_original(action, predict):
+def test_actor_and_critic_learn_as_in_the_original(predict):
     """As ``_train`` of danijar/dreamer, written out."""
-    algorithm = make(action, predict_discount=predict)
+    algorithm = make(predict_discount=predict)
     batch = algorithm.prepare(a_sample(algorithm))
     terms = algorithm(batch, ("actor", "critic")).terms
     with torch.no_grad():
@@ -53,7 +50,8 @@ def test_actor_and_critic_learn_as_in_the_original(action, predict):
     deter, stoch = (state[key].flatten(0, 1) for key in ("deter", "stoch"))
     noise, feats = {key: x.flatten(0, 1) for key, x in batch["noise"].items()}, []
     for h in range(STEPS):
-        action = algorithm.policy(torch.cat((deter, stoch), -1).detach(), noise["actions"][:, h])
+        policy = algorithm.actor(torch.cat((deter, stoch), -1).detach())
+        action = algorithm.squashed(policy, noise["actions"][:, h])
         deter, stoch = algorithm.dynamics(deter, stoch, action, noise["imagined"][:, h])
         feats.append(torch.cat((deter, stoch), -1))
     feat = torch.stack(feats)
@@ -117,13 +115,18 @@ def test_actions_by_hand():
 
 
 def test_exploration_by_hand():
-    algorithm = make(spaces.Discrete(4), explore_noise=0.5)
-    certain = torch.tensor([[50.0, 0.0, 0.0, 0.0]]).expand(20_000, 4)
+    algorithm = make(explore_noise=0.25, least_std=1e-4)
+    certain = torch.tensor([[0.0, 0.0, -1e3, -1e3]]).expand(20_000, 4)
     with torch.no_grad():
-        chosen = algorithm._explored(certain, "explore").flatten().bincount(minlength=4) / 20_000
-    torch.testing.assert_close(chosen, torch.tensor([0.625, 0.125, 0.125, 0.125]), atol=0.02, rtol=0.0)
+        explored, chance = (algorithm._explored(certain, mode) for mode in ("explore", "random"))
+    torch.testing.assert_close(explored.std(0), torch.full((2,), 0.25), atol=0.01, rtol=0.0)
     assert algorithm._explored(certain, "greedy").eq(0).all()
-    assert algorithm._explored(certain, "random").flatten().bincount(minlength=4).min() > 4000
+    torch.testing.assert_close(chance.var(0), torch.full((2,), 1 / 3), atol=0.01, rtol=0.0)
+
+
+def test_discrete_actions_are_refused():
+    with pytest.raises(ConfigError, match=r"algo: dreamer serves bounded Box actions, and dreamerv3 discrete"):
+        acting.make(Dreamer, "dreamer", testing.spec(3, spaces.Discrete(3)), **SIZES)
 
 
 @pytest.mark.parametrize(

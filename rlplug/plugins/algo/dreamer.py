@@ -20,10 +20,10 @@ from rlplug.api import Algorithm, Context, Learner, Losses, Needs, Optim, Window
 from rlplug.buffer import check_first_sequence
 from rlplug.functional.bins import symlog
 from rlplug.functional.world_models import arrivals, lambda_returns
-from rlplug.nn import MLP, Activation, Adam, Linear, choices_of, constant
+from rlplug.nn import MLP, Activation, Adam, Linear, constant
 from rlplug.nn.gaussian_rssm import GaussianRSSM, sampled
 from rlplug.nn.open_loop import open_loop, open_loop_errors, open_loop_pictures
-from rlplug.nn.rssm import Actions, Decoder, choose, unimix
+from rlplug.nn.rssm import Actions, Decoder
 from rlplug.settings import NonNegativeFloat, PositiveFloat, PositiveInt, Scheduled, UnitFloat, option, settings
 from rlplug.types import Batch, ConfigError, EnvSpec, Mode
 
@@ -45,10 +45,10 @@ class Dreamer(Algorithm):
         kl_scale: NonNegativeFloat = option("Weight of the KL divergence.")
         predict_discount: bool = option("Learn where episodes terminate; false: imagined episodes never do.")
         discount_scale: NonNegativeFloat = option("Weight of that loss.")
-        mean_scale: PositiveFloat = option("Continuous actions: bound of the mean before tanh.")
-        initial_std: PositiveFloat = option("Continuous actions: initial standard deviation before tanh.")
-        least_std: PositiveFloat = option("Continuous actions: minimum standard deviation before tanh.")
-        explore_noise: NonNegativeFloat = option("Noise added to continuous actions; share of random choices.")
+        mean_scale: PositiveFloat = option("Bound of an action's mean before tanh.")
+        initial_std: PositiveFloat = option("Initial standard deviation of actions before tanh.")
+        least_std: PositiveFloat = option("Minimum standard deviation of actions before tanh.")
+        explore_noise: NonNegativeFloat = option("Standard deviation of the noise added to actions.")
         model_lr: Scheduled[NonNegativeFloat] = option("Adam's step size of the world model.")
         actor_lr: Scheduled[NonNegativeFloat] = option("Adam's step size of the actor.")
         critic_lr: Scheduled[NonNegativeFloat] = option("Adam's step size of the critic.")
@@ -59,9 +59,9 @@ class Dreamer(Algorithm):
     @classmethod
     def needs(cls, cfg: Config, spec: EnvSpec) -> Needs:
         action = spec.single_agent.action
-        if choices_of(action) is None and not (isinstance(action, spaces.Box) and action.is_bounded()):
-            served = "bounded Box, Discrete, MultiDiscrete and MultiBinary"
-            raise ConfigError("algo", f"dreamer serves {served} actions, but the environment's are {action}")
+        if not (isinstance(action, spaces.Box) and action.is_bounded()):
+            served = "bounded Box actions, and dreamerv3 discrete ones too"
+            raise ConfigError("algo", f"dreamer serves {served}, but the environment's are {action}")
         if cfg.batch_length < 2 or cfg.imagination_length < 2:
             key = "batch_length" if cfg.batch_length < 2 else "imagination_length"
             raise ConfigError(f"algo.{key}", "1 row holds no transition; at least 2 are needed")
@@ -82,8 +82,8 @@ class Dreamer(Algorithm):
         check_first_sequence(ctx)
         self.dynamics = GaussianRSSM(cfg.deter, cfg.stoch, cfg.hidden, self.encoder.out_dim, self.encode.width)
         self.decoder = Decoder(obs, size._replace(deter=cfg.deter), symlog, cfg.stoch)
-        outputs = self.encode.width if self.encode.choices else 2 * self.encode.width
-        self.reward, self.critic, self.actor = self._head(2, 1), self._head(3, 1), self._head(4, outputs)
+        self.reward, self.critic = self._head(2, 1), self._head(3, 1)
+        self.actor = self._head(4, 2 * self.encode.width)
         self.cont = self._head(3, 1) if cfg.predict_discount else None
         self.world = [self.encoder, self.dynamics, self.decoder, self.reward, *([self.cont] if self.cont else [])]
         self.kl: Tensor
@@ -123,34 +123,21 @@ class Dreamer(Algorithm):
 
     def _explored(self, out: Tensor, mode: Mode) -> Tensor:
         """Return actions ``[n, A]`` by the policy's output, with ``explore_noise``, or random ones."""
-        ctx, n, size, share = self.ctx, out.shape[0], self.encode.size, self.cfg.explore_noise
-        greedy = mode == "greedy"
-        if self.encode.choices:
-            share = {"greedy": 0.0, "random": 1.0, "explore": min(1.0, share)}[mode]
-            noise = None if greedy else ctx.rand(n, size)
-            parts = [unimix(x, share) for x in out.split(self.encode.choices, -1)]
-            chosen = [choose(p, None if noise is None else noise[:, i]) for i, p in enumerate(parts)]
-            return torch.stack([x.argmax(-1) for x in chosen], -1)
+        ctx, n, size = self.ctx, out.shape[0], self.encode.size
         if mode == "random":
             return ctx.rand(n, size) * 2.0 - 1.0
-        action = self.squashed(out, None if greedy else ctx.randn(n, size))
-        return action if greedy else (action + share * ctx.randn(n, size)).clamp(-1.0, 1.0)
+        if mode == "greedy":
+            return self.squashed(out, None)
+        action = self.squashed(out, ctx.randn(n, size))
+        return (action + self.cfg.explore_noise * ctx.randn(n, size)).clamp(-1.0, 1.0)
 
     def squashed(self, out: Tensor, noise: Tensor | None) -> Tensor:
-        """Return continuous actions ``[..., A]`` in [-1, 1], differentiable; ``noise`` is normal, None: the median."""
+        """Return actions ``[..., A]`` in [-1, 1], differentiable; ``noise`` is normal, None: the median."""
         cfg = self.cfg
         mean, std = out.chunk(2, -1)
         mean = cfg.mean_scale * (mean / cfg.mean_scale).tanh()
         shift = torch.tensor(cfg.initial_std, dtype=out.dtype).expm1().log()
         return sampled((mean, F.softplus(std + shift) + cfg.least_std), noise).tanh()
-
-    def policy(self, features: Tensor, noise: Tensor) -> Tensor:
-        """Return encoded actions ``[..., A]``; choices pass the gradient straight through to the probabilities."""
-        out = self.actor(features)
-        if not self.encode.choices:
-            return self.squashed(out, noise)
-        parts = zip(out.split(self.encode.choices, -1), noise.unbind(-1), strict=True)
-        return torch.cat([choose(x.softmax(-1), u) for x, u in parts], -1)
 
     def states(self, rows: Batch, carry: Batch, noise: Tensor | None) -> Batch:
         """Return the states of ``GaussianRSSM.observe`` for rows ``[T, B, ...]``."""
@@ -162,12 +149,11 @@ class Dreamer(Algorithm):
     def prepare(self, batch: Batch) -> Batch:
         """Draw the noise of all states and actions, and find the rows that end an episode."""
         (rows, columns), steps, ctx = batch["valid"].shape, self.cfg.imagination_length, self.ctx
-        draw = ctx.rand if self.encode.choices else ctx.randn
         out = {key: batch[key] for key in ("obs", "prev_action", "is_first")}
         out["noise"] = {
             "states": ctx.randn(columns, rows, self.cfg.stoch).transpose(0, 1),
             "imagined": ctx.randn(columns, rows, steps, self.cfg.stoch).transpose(0, 1),
-            "actions": draw(columns, rows, steps, self.encode.size).transpose(0, 1),
+            "actions": ctx.randn(columns, rows, steps, self.encode.size).transpose(0, 1),
         }
         carry = {key: leaf[:1] for key, leaf in batch["carry"].items()}
         return out | arrivals(batch) | {"carry": carry, "valid": torch.ones_like(batch["valid"])}
@@ -209,7 +195,7 @@ class Dreamer(Algorithm):
         with constant([*self.world, self.critic]):  # the actor's gradient flows through them, and stops there
             deter, stoch = state["deter"], state["stoch"]
             for h in range(cfg.imagination_length):
-                action = self.policy(torch.cat((deter, stoch), -1).detach(), actions[:, h])
+                action = self.squashed(self.actor(torch.cat((deter, stoch), -1).detach()), actions[:, h])
                 deter, stoch = self.dynamics(deter, stoch, action, states[:, h])
                 xs.append(torch.cat((deter, stoch), -1))
             x = torch.stack(xs)  # [H, n, F]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 import numpy as np
@@ -174,10 +175,10 @@ def columns_of(sample: Batch, rank: int, world: int) -> Batch:
 def distances(a: dict[str, Tensor], b: dict[str, Tensor]) -> list[str]:
     """Return the names of values that differ by more than ``TOLERANCE``, with the difference.
 
-    One element in a thousand of a tensor, rounded, may differ by a hundred times as much: Adam divides a gradient by
-    its magnitude, which scales the rounding error of a gradient near zero to a step. In BC on Pendulum, one of 768
-    elements starts with a gradient of 3.71e-9, or 3.69e-9 if summed over microbatches, where the median is 2e-5: with
-    Adam's epsilon of 1e-8, this is a thousandth of a step.
+    One element of a tensor of at least 32, and one in a thousand of a larger one, may differ by a hundred times as
+    much: Adam divides a gradient by its magnitude, which scales the rounding error of a gradient near zero to a step.
+    In BC on Pendulum, one of 768 elements starts with a gradient of 3.71e-9, or 3.69e-9 if summed over microbatches,
+    where the median is 2e-5: with Adam's epsilon of 1e-8, this is a thousandth of a step.
     """
     require(a.keys() == b.keys(), f"only one of them has {some(sorted(a.keys() ^ b.keys()))}")
     found = []
@@ -185,6 +186,6 @@ def distances(a: dict[str, Tensor], b: dict[str, Tensor]) -> list[str]:
         x, y = torch.as_tensor(a[name]).double(), torch.as_tensor(b[name]).double()
         far = (x - y).abs() / x.abs().clamp(min=1.0)
         beyond = int((far > TOLERANCE).sum())
-        if beyond > round(far.numel() / 1000) or not far.max() <= 100 * TOLERANCE:
+        if beyond > (math.ceil(far.numel() / 1000) if far.numel() >= 32 else 0) or not far.max() <= 100 * TOLERANCE:
             found.append(f"{name} (by {far.max().item():.1e})")
     return sorted(found)

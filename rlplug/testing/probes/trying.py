@@ -24,6 +24,7 @@ from rlplug.run.build import build
 from rlplug.testing.checks import stored
 from rlplug.testing.checks.matrix import put, raw_of
 from rlplug.testing.checks.runs import CPU, option_of, require, watch
+from rlplug.testing.probes.quick import SETTINGS, set_options
 from rlplug.testing.probes.worlds import PROBES, Kind, Probe, make
 from rlplug.trainer.trainer import Trainer
 from rlplug.types import Batch, ConfigError, EnvSpec
@@ -39,69 +40,14 @@ LEAST, STUCK = 500, 0.8
 """minimum gradient steps before giving up, and the ratio to the error two evaluations before that is no progress"""
 MOST, MOST_STEPS = 5000, 60_000
 """maximum gradient steps and environment steps"""
-EVERYWHERE: dict[str, Any] = {
-    "hidden": [32],
-    "hiddens": [32],
-    "activation": "tanh",
-    "lr": 5e-3,
-    "actor_lr": 3e-3,
-    "critic_lr": 5e-3,
-    "value_lr": 5e-3,
-    "alpha_lr": None,
-    "initial_alpha": 1e-3,
-    "opt_type": "adam",
-    "entropy_coeff": 0.0,
-    "initial_log_std": -1.0,
-    "vf_loss_coeff": 1.0,
-    "sgd_minibatch_size": 64,
-    "num_sgd_iter": 4,
-    "grad_clip": None,
-    "clip_param": 0.3,
-    "td_error_loss_fn": "mse",
-    "max_seq_len": 4,
-    "sequence_length": 6,
-    "burn_in": 2,
-    "stride": 2,
-    "bc_iters": 100,
-    "conservative_weight": 0.1,
-    "moving_average_sqd_adv_norm_start": 1.0,
-}
-SETTINGS: dict[str, dict[str, Any]] = {
-    "": {
-        "total_steps": 10**7,
-        "num_envs": 8,
-        "rollout_fragment_length": 16,
-        "train_batch_size": 64,
-        "num_steps_sampled_before_learning_starts": 256,
-        "replay_ratio": 0.25,
-    },
-    "algo": EVERYWHERE | {"beta": 10.0},
-    "model": EVERYWHERE,
-    "critic_model": EVERYWHERE,
-    "buffer": {"capacity": 4096, "alpha": 1.0, "beta": 1.0},
-}
-"""common options, set if a run, its algorithm or its models have and use them"""
-
-
-def _set(node: dict[str, Any], values: Mapping[str, Any]) -> None:
-    """Change options in place; disabled options stay disabled."""
-    for key, value in node.items():
-        if isinstance(value, dict):
-            _set(value, values)
-        elif key == "tau" and 0.0 < value < 1.0:
-            node[key] = 0.1
-        elif key in ("target_network_update_freq", "target_update_period") and node.get("tau") == 1.0:
-            node[key] = min(value, 10)
-        elif key in values and value:
-            wanted = values[key]
-            node[key] = wanted[0] if isinstance(wanted, list) and not isinstance(value, list) else wanted
 
 
 def kind_of(algorithm: str, probe: Probe, overrides: Sequence[str] = ()) -> Kind | None:
     """Return the kind of actions with which an algorithm supports a probe, or None.
 
     Its ``needs`` must accept the spaces, it must read masks if there are any, ``recurrent`` must accept a recurrent
-    model if the probe needs memory, and it must discount (an option ``gamma``) if rewards are delayed.
+    model if the probe needs memory, and it must discount (an option ``gamma``) if rewards are delayed. World models
+    are tried on independent rounds only.
     """
     return next((kind for kind in probe.kinds if _serves(algorithm, probe, kind, overrides)), None)
 
@@ -120,9 +66,12 @@ def _serves(algorithm: str, probe: Probe, kind: Kind, overrides: Sequence[str]) 
         return False
     if stored.fills_itself(config.buffer.name):  # with data that is not the probe's
         return False
-    if not needs.rewards:  # it imitates
-        return bool(config.loop.cls.reads and (probe.best or probe.target))
+    if not needs.rewards:  # it imitates, or compares the returns of single episodes
+        compares = config.loop.name == "population" and not probe.noisy
+        return bool((config.loop.cls.reads or compares) and (probe.best or probe.target))
     if probe.steps > 1 and not probe.memory and not hasattr(config.algo.cfg, "gamma"):
+        return False
+    if probe.steps > 1 and cls.needs(config.algo.cfg, env.spec).window.stride:  # a world model learns longer than that
         return False
     judged = type(None) if cls.values is Algorithm.values else cls
     return bool(probe.best or probe.target) or judged is cls
@@ -158,13 +107,13 @@ def _config(algorithm: str, probe: Probe, kind: Kind, overrides: Sequence[str], 
         if not group:
             raw |= {key: value for key, value in values.items() if raw[key] is not None}
         elif isinstance(raw[group], dict):
-            _set(raw[group], values)
+            set_options(raw[group], values)
     if probe.memory and windows:  # of sequences
         raw["train_batch_size"] = 16
     if reads:
         raw |= {"num_envs": 1, "num_steps_sampled_before_learning_starts": 0}
         raw["data"]["path"] = data
-        _set(raw["buffer"] or {}, {"capacity": 2 * REMEMBERED})
+        set_options(raw["buffer"] or {}, {"capacity": 2 * REMEMBERED})
     if probe.stale and "broadcast_interval" in raw["loop"]:
         raw["loop"]["broadcast_interval"] = 10**6
     for word in more:
@@ -279,16 +228,17 @@ def _train(trainer: Trainer, probe: Probe, kind: Kind) -> Found:
             trainer.learner.check_finite()
             looks.append(read(trainer, evaluator, probe, kind, steps.count))
             looks[-1].steps = steps.count
-            if steps.count >= MOST or trainer.progress.env_steps >= MOST_STEPS or _settled(looks, probe):
+            slow = probe.memory or trainer.ctx.needs.window.stride > 0  # learning to remember or imagine may take long
+            least = 4 * LEAST if slow else LEAST
+            if steps.count >= MOST or trainer.progress.env_steps >= MOST_STEPS or _settled(looks, least):
                 return looks[-1]
             goal = int(steps.count * GROWTH)
 
 
-def _settled(looks: Sequence[Found], probe: Probe) -> bool:
+def _settled(looks: Sequence[Found], least: int) -> bool:
     """Return whether the result was exact twice in a row, or is wrong and no longer changes."""
     if len(looks) > 1 and not looks[-1].wrong and not looks[-2].wrong:
         return True
-    least = 4 * LEAST if probe.memory else LEAST  # learning to remember may take long
     if looks[-1].steps < least or len(looks) < 3:
         return False
     return looks[-1].error > STUCK * looks[-3].error

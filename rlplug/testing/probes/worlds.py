@@ -42,6 +42,7 @@ class Probe:
         words: overrides of its runs.
         stale: training data has actions of an old policy.
         surprises: a replay samples by priority.
+        noisy: the return of a single episode says little.
         tolerance: tolerance of values.
         near: maximum distance of an action from ``target``.
     """
@@ -61,6 +62,7 @@ class Probe:
     mask: bool = False
     stale: bool = False
     surprises: bool = False
+    noisy: bool = False
     words: tuple[str, ...] = ()
     tolerance: float = 0.25
     near: float = 0.15
@@ -298,6 +300,7 @@ class Bandit(World):
         kinds=("discrete",),
         choices=3,
         steps=1,
+        noisy=True,
         words=("env.max_episode_steps=1",),
     )
 

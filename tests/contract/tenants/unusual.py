@@ -142,7 +142,7 @@ class Distilled(Algorithm):
     @classmethod
     def needs(cls, cfg: StepSize, spec: EnvSpec) -> Needs:
         of_one(spec)
-        return Needs(keys=("obs",))
+        return Needs(keys=("obs",), rewards=False)
 
     def act(self, step: Batch, carry: Batch, mode: Mode) -> tuple[Batch, Batch]:
         return {"action": sampled(self.student.scores(step["obs"]), self.ctx, mode)}, carry

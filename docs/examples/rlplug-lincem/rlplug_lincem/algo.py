@@ -51,14 +51,14 @@ class Cem(Algorithm):
 
     def act(self, step, carry, mode):
         """Return actions for one row of every environment, `[B, ...]`, each from its own weights."""
-        first = step["is_first"]
+        first, n = step["is_first"], step["is_first"].shape[0]
         if mode == "greedy":
-            theta = self.mean.expand(len(first), -1)
+            theta = self.mean.expand(n, -1)
         else:  # all randomness comes from `ctx`; draws for unfinished episodes are not used
-            drawn = self.mean + self.std * self.ctx.randn(len(first), len(self.mean))
+            drawn = self.mean + self.std * self.ctx.randn(n, len(self.mean))
             theta = torch.where(first[:, None], drawn, carry["theta"])
         x = self.flatten(step["obs"])
-        weight = theta.view(len(first), -1, self.outputs)
+        weight = theta.view(n, -1, self.outputs)
         out = torch.einsum("bi,bio->bo", x, weight[:, :-1]) + weight[:, -1]
         if mode == "random":  # uniform after tanh, and so is the place of the largest
             out = (2.0 * self.ctx.rand(*out.shape) - 1.0).atanh()
