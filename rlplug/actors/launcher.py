@@ -55,9 +55,10 @@ def on_cluster(plan: Plan, function: Callable[..., Any], *args: Any, tell: Calla
                 except RayError as error:
                     # a rank's error may be a consequence of another rank's lost process or earlier error
                     order = isinstance(error, RayTaskError), time.monotonic()
-                    failed = _failure(error, f"rank {refs.index(ref)} of {len(refs)}")
-                    kind = "interrupt" if signals else "error"
-                    yield ref, kind, KeyboardInterrupt(signals[0]) if signals else failed, order
+                    if signals:
+                        yield ref, "interrupt", KeyboardInterrupt(signals[0]), order
+                    else:
+                        yield ref, "error", _failure(error, f"rank {refs.index(ref)} of {len(refs)}"), order
 
         def pass_on(number: int, frame: Any) -> None:
             signals.append(number)
@@ -118,4 +119,4 @@ def _failure(error: RayError, rank: str) -> Exception:
         return RankError(f"the process of {rank} was lost: {str(error).strip()}")
     if isinstance(error.cause, ConfigError | RunError):
         return error.cause
-    return RankError(f"{rank} failed:\n{error.traceback_str}")
+    return RankError(f"{rank} failed:\n{error}")
