@@ -162,7 +162,7 @@ def test_a_rank_on_ray_is_lost(machines: list[Machine], cluster: str, undisturbe
     b.kill()
     printed, _ = program.communicate(timeout=120)
     assert program.returncode == 1, printed
-    assert printed.splitlines()[-1].endswith(f"continue with: python -m rlplug resume {run}")
+    assert any(line.endswith(f"continue with: python -m rlplug resume {run}") for line in printed.splitlines()), printed
     b.join(f"--address={a.address}:6379")
     program = a.start("rlplug", "resume", str(run))
     printed, _ = program.communicate(timeout=300)
