@@ -181,12 +181,14 @@ class _Scores(TorchFunctionMode):
     def __init__(self, action: Space[Any]) -> None:
         super().__init__()
         self.found: Tensor | None = None
-        self.discrete = not isinstance(action, Box)
-        self.chooses = LARGEST if isinstance(action, Discrete | MultiDiscrete) else POSITIVE
+        self.shape, self.discrete = action.shape, not isinstance(action, Box)
+        self.largest = isinstance(action, Discrete | MultiDiscrete)
+        self.chooses = LARGEST if self.largest else POSITIVE
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if self.discrete and func in self.chooses and args[0].is_floating_point():
-            self.found = args[0]
+            of = args[0].shape[1:-1] if self.largest else args[0].shape[1:]
+            self.found = args[0] if of == self.shape else self.found  # a world model chooses states, too
         return func(*args, **(kwargs or {}))
 
 

@@ -68,7 +68,7 @@ def differences(found, recorded, start):
     """Return the largest difference of every output, relative to numbers beyond 1.
 
     Where a discrete action, which counts from ``start``, differs, its difference is by how much the scores prefer it to
-    the recorded one, or 1 without scores.
+    the recorded one, or 1 without scores; that of other whole numbers is 1.
     """
     largest = {}
     for name, expected in recorded.items():
@@ -79,7 +79,9 @@ def differences(found, recorded, start):
             same, wide = got == expected, expected.astype(np.float64)  # also infinite numbers
             wrong = np.where(same, 0.0, np.abs(got - wide) / np.maximum(1.0, np.abs(wide)))
         else:
-            preferred = preference(found["scores"], expected - start) if "scores" in found else 1.0
+            chosen = {"action": start, "next_carry.prev_action": 0}
+            scored = "scores" in found and name in chosen
+            preferred = preference(found["scores"], expected - chosen[name]) if scored else 1.0
             wrong = preferred * (got != expected)
         largest[name] = float(np.max(np.nan_to_num(wrong, nan=np.inf), initial=0.0))
     return largest

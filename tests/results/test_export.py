@@ -34,6 +34,7 @@ CELLS = (
     Cell("sac", "vector", "box", normalization="all"),
     Cell("ppo", "tuple", "multi_binary", recurrence="gru"),
     Cell("dqn", "image", "discrete"),
+    Cell("dreamerv3", "vector", "multi_discrete"),  # its carry has choices, too
 )
 
 

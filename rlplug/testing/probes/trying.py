@@ -67,8 +67,8 @@ def _serves(algorithm: str, probe: Probe, kind: Kind, overrides: Sequence[str]) 
     if stored.fills_itself(config.buffer.name):  # with data that is not the probe's
         return False
     if not needs.rewards:  # it imitates, or compares the returns of single episodes
-        compares = config.loop.name == "population" and not probe.noisy
-        return bool((config.loop.cls.reads or compares) and (probe.best or probe.target))
+        compares = config.loop.name == "population" and not probe.noisy and bool(probe.best)
+        return compares or bool(config.loop.cls.reads and (probe.best or probe.target))
     if probe.steps > 1 and not probe.memory and not hasattr(config.algo.cfg, "gamma"):
         return False
     if probe.steps > 1 and cls.needs(config.algo.cfg, env.spec).window.stride:  # a world model learns longer than that
