@@ -20,7 +20,7 @@ from typing import Any
 from rlplug.results.export import FILES, LIMIT, exported, replayed, write
 from rlplug.results.export_policy import Policy
 from rlplug.results.export_record import Record, record
-from rlplug.testing.checks.matrix import Cell
+from rlplug.testing.checks.matrix import Cell, for_agents
 from rlplug.testing.checks.runs import play
 from rlplug.types import ConfigError, RunError
 
@@ -50,9 +50,11 @@ observations and actions. A dash: the algorithm does not serve such a model.
 
 
 def cells() -> dict[str, dict[str, Cell]]:
-    """Return the run of every algorithm and model, of those that normalize observations the first."""
+    """Return the run of every algorithm of one agent and model, of those that normalize observations the first."""
     found: dict[str, dict[str, Cell]] = {}
     for name, of in json.loads((DOCS / "matrix.json").read_text(encoding="utf-8")).items():
+        if for_agents(name):
+            continue
         runs = sorted((Cell(name, *run.split()) for run in of["runs"]), key=lambda cell: cell.normalization != "all")
         first = {model: next(filter(fits, runs), None) for model, fits in MODELS.items()}
         found[name] = {model: cell for model, cell in first.items() if cell is not None}
