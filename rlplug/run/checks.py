@@ -272,6 +272,8 @@ def memory(failure: Callable[[str], Exception]) -> Iterator[None]:
         yield
     except (RuntimeError, MemoryError) as error:
         said = str(error)
+        if "size calculation overflowed" in said:
+            raise failure("a tensor of more than 8 EiB") from None
         if not isinstance(error, MemoryError | torch.OutOfMemoryError) and "allocate memory" not in said:
             raise
         found = re.search(r"allocate ([0-9]+) bytes|allocate ([0-9.]+ [KMGT]?i?B)", said)

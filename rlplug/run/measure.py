@@ -126,7 +126,8 @@ class Schedule:
         return {"latest": self.latest, "last": self._last}
 
     def load(self, state: Tree) -> None:
-        self.latest, self._last = state["latest"], state["last"]
+        self.latest = {str(key): x if type(x) is int else float(x) for key, x in state["latest"].items()}
+        self._last = state["last"]
 
 
 class Evaluation(Schedule):

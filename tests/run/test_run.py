@@ -385,3 +385,10 @@ def test_a_command_line_counts_start_up_from_the_start_of_its_process(tmp_path: 
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     made = (tmp_path / "run" / "config.yaml").stat().st_mtime
     assert made - there - 0.02 <= summary["startup_s"] <= time.time() - before
+
+
+@pytest.mark.parametrize("hidden", [10**12, 10**18], ids=["beyond memory", "beyond what can be counted"])
+def test_networks_that_are_too_large(hidden, tmp_path):
+    match = r"model: its networks are too large, there is no memory for a tensor of .*; make it smaller"
+    with pytest.raises(ConfigError, match=match):
+        build(compose(["algo=ppo", "env=cartpole", f"model.hidden=[{hidden}]", "hardware=cpu"]), tmp_path)

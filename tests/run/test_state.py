@@ -76,6 +76,15 @@ def test_options_of_an_optimizer_keep_their_types(saved, tmp_path, option, value
         restore(trainer, written())
 
 
+@pytest.mark.parametrize("value", [None, {"eval/return_mean": "x"}, {"eval/return_mean": None}])
+@pytest.mark.parametrize("of", ["evaluation", "estimation"])
+def test_results_of_a_measurement_are_numbers(saved, tmp_path, of, value):
+    _, snapshot, written = saved
+    snapshot.trees["learner"][of]["latest"] = value
+    with closing(build(compose(SMALL), tmp_path)) as trainer, pytest.raises(CheckpointError, match="not fit"):
+        restore(trainer, written())
+
+
 def test_a_schedule_that_is_acted_by_stands_where_it_stood():
     noise = "exploration.gaussian.std=[[0,0.1],[100,0.01]]"  # moved by updates, and read before the next one
     early = "num_steps_sampled_before_learning_starts=20"
