@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from rlplug import script
+from rlplug import script, tree
 from rlplug.api import Run
 from rlplug.checkpointing.serialize import copy_to_host
 from rlplug.contract.members import check_hooks
@@ -80,7 +80,7 @@ class UserCallbacks:
             else:
                 vars(made).update(saved)
         self._episodes.load(state["episodes"])
-        self._metrics = state["metrics"]
+        self._metrics = list[Mapping[str, float]](map(tree.numbers, state["metrics"]))
 
 
 class _Episodes(Episodes):

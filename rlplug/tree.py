@@ -94,6 +94,15 @@ def check_like(own: Any, loaded: Any, path: str = "", exact: bool = False) -> No
         raise ValueError(f"{path} should be {one}, and is {two}")
 
 
+def numbers(loaded: Any) -> dict[str, float]:
+    """Return loaded numbers by name.
+
+    Raises:
+        AttributeError, TypeError, ValueError: it is something else.
+    """
+    return {str(name): x if type(x) is int else float(x) for name, x in loaded.items()}
+
+
 def _kind(value: Any, exact: bool) -> str:
     if not isinstance(value, int | float) and not hasattr(value, "shape"):
         return "a list" if isinstance(value, list | tuple) else f"of type {type(value).__name__}"

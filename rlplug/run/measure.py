@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from rlplug import tree
 from rlplug.api import Exploration, Job
 from rlplug.buffer.samples import predictions
 from rlplug.collection.play import Stopped
@@ -126,8 +127,7 @@ class Schedule:
         return {"latest": self.latest, "last": self._last}
 
     def load(self, state: Tree) -> None:
-        self.latest = {str(key): x if type(x) is int else float(x) for key, x in state["latest"].items()}
-        self._last = state["last"]
+        self.latest, self._last = tree.numbers(state["latest"]), state["last"]
 
 
 class Evaluation(Schedule):

@@ -85,6 +85,14 @@ def test_results_of_a_measurement_are_numbers(saved, tmp_path, of, value):
         restore(trainer, written())
 
 
+@pytest.mark.parametrize("value", [3, [3], [{"a": "x"}]])
+def test_metrics_of_callbacks_are_numbers(saved, tmp_path, value):
+    _, snapshot, written = saved
+    snapshot.trees["rank0"]["callbacks"]["metrics"] = value
+    with closing(build(compose(SMALL), tmp_path)) as trainer, pytest.raises(CheckpointError, match="not fit"):
+        restore(trainer, written())
+
+
 def test_a_schedule_that_is_acted_by_stands_where_it_stood():
     noise = "exploration.gaussian.std=[[0,0.1],[100,0.01]]"  # moved by updates, and read before the next one
     early = "num_steps_sampled_before_learning_starts=20"

@@ -160,7 +160,7 @@ from rlplug import Component, hookimpl
 @hookimpl
 def rlplug_components():
     ours, built_in = "tests.contract.tenants.", "rlplug.plugins."
-    tried = {"remembering": (), "distilled": (), "together": ("env=carts2",)}
+    tried = {"remembering": ("algo.lr=0.3",), "distilled": (), "together": ("env=carts2",)}
     found = [Component("algo", name, f"{ours}unusual:{name.title()}", words) for name, words in tried.items()]
     return found + [
         Component("env", "carts2", ours + "teams:Carts"),
