@@ -229,6 +229,6 @@ def _declared(package: Package, point: EntryPoint) -> Plugin:
     conf = manager.hook.rlplug_conf()
     if not components and conf is None:
         raise ValueError(f"{point.value} implements neither rlplug_components nor rlplug_conf")
-    folder = conf_folder(conf) if conf else None
+    folder = conf_folder(conf) if conf is not None else None
     files = yaml_files(folder) if folder else ()
     return Plugin(package.distribution, package.version, components, folder, files)

@@ -205,6 +205,9 @@ FILES = {
 }
 
 
+PLAIN = manifest(("env", "moon", "rlplug_moon.env:Moon")) + "\n@hookimpl\ndef rlplug_conf():\n    "
+
+
 def test_options_of_a_third_party_are_hydras_options(install: Install):
     assert "moon" not in option_names("env")
     install("rlplug-moon", "rlplug_moon", FILES)
@@ -217,6 +220,12 @@ def test_options_of_a_third_party_are_hydras_options(install: Install):
 def test_nobody_replaces_the_primary_config(install: Install):
     install("a-first-in-the-alphabet", "rlplug_moon", FILES)
     assert composed().seed == 0
+
+
+@pytest.mark.parametrize("name", ["b''", "''", "5"])
+def test_a_package_of_options_has_a_name(name: str, install: Install):
+    install("rlplug-moon", "rlplug_moon", FILES | {"rlplug_moon/__init__.py": f"{PLAIN}return {name}\n"})
+    assert [plugin.distribution for plugin in registry.broken()] == ["rlplug-moon"]
 
 
 def test_a_broken_plugin_brings_no_options_and_is_named(install: Install):
