@@ -22,6 +22,7 @@ SIZE = "int_parsing_size"
 RANGES = ("greater_than", "greater_than_equal", "less_than", "less_than_equal", "multiple_of", "too_short", "too_long")
 RANGES = (*RANGES, "finite_number")
 WRONG = dict.fromkeys(RANGES, "is out of range") | {"literal_error": "is none of the options", SIZE: "is out of range"}
+MOST = 8  # mistakes in one message
 SURPLUS = r"^Input (should be )?|^\w+ should (?=have )|(, unable|, got| or an instance of| after) .*"
 
 
@@ -41,10 +42,12 @@ class UnknownKeyError(ConfigError):
 
 
 class JoinedError(ConfigError):
-    """Several errors, one per line."""
+    """Several errors, one per line; of more than ``MOST`` the message has the first."""
 
     def __init__(self, errors: Sequence[ConfigError]) -> None:
-        super().__init__("", "\n".join(map(str, errors)))
+        shown = errors if len(errors) <= MOST else errors[: MOST - 1]
+        more = [f"and {len(errors) - len(shown)} more"] * (len(shown) < len(errors))
+        super().__init__("", "\n".join([*map(str, shown), *more]))
         self.errors = errors
 
 

@@ -4,7 +4,7 @@ import pytest
 from pydantic import Field
 
 from rlplug import ConfigError
-from rlplug.config import typed
+from rlplug.config import compose, typed
 from rlplug.settings import NonNegativeInt, PositiveFloat, PositiveInt, Scheduled, UnitFloat, option, settings
 
 
@@ -103,3 +103,12 @@ def test_good_values_are_typed():
     assert config.n_step == 3
     assert config.lr == [(0, 1.0), (10, 0.5)]
     assert config.every == Every(steps=1)
+
+
+def test_of_many_mistakes_a_message_has_the_first():
+    with pytest.raises(ConfigError) as caught:
+        compose([f"+start_from.p{i}={i}" for i in range(12)])
+    lines = str(caught.value).splitlines()
+    assert len(lines) == 8
+    assert lines[0] == "start_from.p0: 0 has the wrong type: should be a valid string"
+    assert lines[-1] == "and 5 more"

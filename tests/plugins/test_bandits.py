@@ -244,6 +244,16 @@ def test_behind_an_episode_the_next_round_is_shown_as_final_and_as_first():
     assert not rows[3]["reward"].any()
 
 
+@pytest.mark.parametrize(
+    "wrong", [{"seeds": []}, {"seeds": [1, 2, "x"]}, {"seeds": [1, 2, -3]}, {"number": "x"}, {"number": -1}]
+)
+def test_a_state_that_no_bandit_had_is_refused(wrong):
+    env = environment()
+    env.reset([0, 1, 2])
+    with pytest.raises(ValueError, match=r"seeds for|invalid literal|is negative"):
+        env.load(env.state() | wrong)
+
+
 # ---- recorded rounds -------------------------------------------------------------------------------------------------
 
 

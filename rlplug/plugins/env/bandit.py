@@ -64,8 +64,7 @@ class Bandit(VecEnv):
         Raises:
             ValueError: there is not one seed per column.
         """
-        check_seeds(seeds, self.num_envs)
-        self.load({"seeds": [int(seed) for seed in seeds], "number": 0, "length": 0})
+        self.load({"seeds": seeds, "number": 0, "length": 0})
         return self.row(0)
 
     def step(self, action: np.ndarray) -> Batch:
@@ -85,7 +84,16 @@ class Bandit(VecEnv):
         return {"seeds": self._seeds, "number": self._number, "length": self._length}
 
     def load(self, state: Tree) -> None:
-        self._seeds, self._number, self._length = state["seeds"], state["number"], state["length"]
+        """Restore ``state``.
+
+        Raises:
+            ValueError: there is not one seed per column, or a number is negative.
+        """
+        check_seeds(state["seeds"], self.num_envs)
+        self._seeds = [int(seed) for seed in state["seeds"]]
+        self._number, self._length = int(state["number"]), int(state["length"])
+        if min(*self._seeds, self._number, self._length) < 0:
+            raise ValueError("a seed or a round of the bandit is negative")
 
     def close(self) -> None:
         """Do nothing: there are no resources to release."""
