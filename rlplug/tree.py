@@ -79,8 +79,8 @@ def check_like(own: Any, loaded: Any, path: str = "", exact: bool = False) -> No
 
     Args:
         path: path of both, for messages.
-        exact: compare all keys, shapes and dtypes. Otherwise lengths of lists and of the first axis of leaves, keys
-            on one side only, None and dtypes may differ.
+        exact: compare all keys, lists, shapes and dtypes. Otherwise lists and the length of the first axis of leaves,
+            keys on one side only, None and dtypes may differ.
 
     Raises:
         ValueError: they differ.
@@ -90,6 +90,9 @@ def check_like(own: Any, loaded: Any, path: str = "", exact: bool = False) -> No
             raise ValueError(f"{path} should have the keys {', '.join(own)}, but has others")
         for key in own.keys() & loaded.keys():
             check_like(own[key], loaded[key], f"{path}.{key}".lstrip("."), exact)
+    elif exact and isinstance(own, list) and isinstance(loaded, list) and len(own) == len(loaded):
+        for i, (one, other) in enumerate(zip(own, loaded, strict=True)):
+            check_like(one, other, f"{path}[{i}]", exact)
     elif (exact or not (own is None or loaded is None)) and (one := _kind(own, exact)) != (two := _kind(loaded, exact)):
         raise ValueError(f"{path} should be {one}, and is {two}")
 
@@ -105,7 +108,8 @@ def numbers(loaded: Any) -> dict[str, float]:
 
 def _kind(value: Any, exact: bool) -> str:
     if not isinstance(value, int | float) and not hasattr(value, "shape"):
-        return "a list" if isinstance(value, list | tuple) else f"of type {type(value).__name__}"
+        several = f"a list of {len(value)}" if exact and isinstance(value, list | tuple) else "a list"
+        return several if isinstance(value, list | tuple) else f"of type {type(value).__name__}"
     shape = [*getattr(value, "shape", ())]
     if exact:
         return f"{str(getattr(value, 'dtype', type(value).__name__)).removeprefix('torch.')} of shape {shape}"

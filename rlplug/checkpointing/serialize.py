@@ -45,7 +45,7 @@ def decode(data: bytes) -> Tree:
     for part in parts:
         if isinstance(part, Tensor):  # kernels may read its memory from its first value
             end = part.storage_offset() * part.element_size() + part.nbytes
-            if part.is_meta or end > part.untyped_storage().nbytes():
+            if part.is_meta or part.is_quantized or end > part.untyped_storage().nbytes():
                 raise ValueError("a tensor has less memory than values")
         if isinstance(part, dict | list | tuple) and part:
             if id(part) in seen:  # shared parts could expand to more than fits into memory, or to infinite size

@@ -183,7 +183,7 @@ class ShardCollector:
         """
         if not self._open:
             self.reset()
-        own = {"open": self._open} | self.acting.state()
+        own = {"open": self._open, "cuts": self._restarts} | self.acting.state()
         tree.check_like(own, only(state, own), "collector", exact=True)
         self._open, self._restarts = self._place(copied(state["open"])), state["cuts"]
         self.acting.load(state)

@@ -12,7 +12,7 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Space, Tuple
 
 from rlplug import tree
 from rlplug.envs.spaces import in_words, inside_obs
-from rlplug.types import ConfigError, Group
+from rlplug.types import ConfigError, Group, Tree
 
 ROUNDING = 1e-5
 """tolerance of observation bounds, relative to the bound"""
@@ -75,6 +75,22 @@ def check_seeds(seeds: Sequence[int], num_envs: int) -> None:
     """Check that there is one seed per environment, else raise ``ValueError``."""
     if len(seeds) != num_envs:
         raise ValueError(f"{len(seeds)} seeds for {num_envs} environments")
+
+
+def check_state(own: Tree, state: Tree, counts: Sequence[str]) -> None:
+    """Check a state that an environment is to restore.
+
+    Args:
+        own: the environment's state after a reset.
+        counts: names of the state's seeds and counters.
+
+    Raises:
+        ValueError: keys, shapes or dtypes differ from the own ones, or a count is negative.
+    """
+    tree.check_like(own, state, "env", exact=True)
+    for name in counts:
+        if np.min(state[name]) < 0:
+            raise ValueError(f"env.{name} is negative")
 
 
 def reader(space: Space[Any], n: int | None = None) -> Callable[[Any], Any]:

@@ -90,6 +90,12 @@ class GameEnv(VecEnv):
         return tree.map(torch.clone, found)
 
     def load(self, state: Tree) -> None:
+        """Restore ``state``.
+
+        Raises:
+            ValueError: it is no state of this game.
+        """
+        tree.check_like(self.state(), state, "env", exact=True)
         own = tree.map(lambda x: torch.as_tensor(x).to(self.device, copy=True), state)
         self._counter, self._length, self._cut, self._state = (own[k] for k in ("counter", "length", "cut", "state"))
         self._row = self._cut_row(self.game.row(self._state))

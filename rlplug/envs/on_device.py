@@ -13,6 +13,7 @@ from gymnasium.spaces import Box, Space
 from gymnasium.vector import AutoresetMode
 from torch import Tensor
 
+from rlplug import tree
 from rlplug.api import Context, EnvTraits, Simulator, VecEnv
 from rlplug.envs.checking import check_seeds
 from rlplug.envs.spaces import single_agent
@@ -136,6 +137,13 @@ class OnDevice(VecEnv):
         return {name: getattr(self, f"_{name}").clone() for name in names}
 
     def load(self, state: Tree) -> None:
+        """Restore ``state``.
+
+        Raises:
+            ValueError: it is no state of this environment.
+        """
+        if hasattr(self, "_state"):
+            tree.check_like(self.state(), state, "env", exact=True)
         for name, values in state.items():
             if (own := getattr(self, f"_{name}", None)) is None:
                 setattr(self, f"_{name}", values.to(self.device, copy=True))

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rlplug import tree
+from rlplug.buffer.restored import like_collected
 from rlplug.checkpointing.format import MISFITS, Checkpoint, FileRowLog, Snapshot
 from rlplug.checkpointing.manager import CheckpointManager
 from rlplug.checkpointing.serialize import copy_to_host
@@ -27,7 +28,7 @@ from rlplug.run import run_dir
 from rlplug.run.measure import Evaluation, MetricsLog, Schedule
 from rlplug.trainer.policy import BehaviorPolicy
 from rlplug.trainer.trainer import Trainer
-from rlplug.types import CheckpointError, ConfigError, Tree
+from rlplug.types import CheckpointError, ConfigError, Progress, Tree
 
 METRIC_KEY = "curriculum.metric"
 
@@ -227,7 +228,7 @@ def restore(trainer: Trainer, checkpoint: Checkpoint) -> list[str]:
         if difference := mismatch(from_json(manifest["spec"]), trainer.ctx.spec):
             raise CheckpointError(f"{path} is of another environment: {difference}")
         weights, learner, data = (checkpoint.tree(name) for name in ("weights", "learner", f"rank{owner}"))
-        check = partial(checked, trainer.ctx.spec.groups)
+        check, row = partial(checked, trainer.ctx.spec.groups), trainer.collector.spec.row
         check({key: data.get(key) for key in ("collector", "buffer")})
         own: dict[str, Any] = data if owner == rank else checkpoint.tree(f"rank{rank}")
         episodes = {"episodes": trainer.episodes.state()}
@@ -236,7 +237,9 @@ def restore(trainer: Trainer, checkpoint: Checkpoint) -> list[str]:
         trainer.policy.load(weights)
         trainer.policy.normalizer.load_env_state(own["normalizer"])
         trainer.load(learner)
-        if not vars(trainer.progress).items() <= manifest.items():
+        progress = vars(trainer.progress)
+        tree.check_like(vars(Progress()), progress, "progress", exact=True)
+        if not progress.items() <= manifest.items():
             raise ValueError("its counters do not match its manifest")
         callbacks.log.load(learner["log"], trainer.clock.wall() - manifest["since_logged_s"])
         callbacks.evaluation.load(learner["evaluation"])
@@ -245,7 +248,8 @@ def restore(trainer: Trainer, checkpoint: Checkpoint) -> list[str]:
         if callbacks.recorder is not None:
             callbacks.recorder.load(data["recorder"])
         callbacks.user.load(own["callbacks"])
-        callbacks.row_log = FileRowLog(checkpoint.chunks(owner), data["buffer"], check=check)
+        state, each = like_collected(row, data["buffer"]), lambda rows: like_collected(row, check(rows))
+        callbacks.row_log = FileRowLog(checkpoint.chunks(owner), state, check=each)
         trainer.buffer.load(callbacks.row_log)
         missing = manifest["not_restored"] + load_global_state(own["global"], trainer.ctx.device)
         return missing + trainer.ctx.load(own["context"], trainer.steps)

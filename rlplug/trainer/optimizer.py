@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -41,8 +42,11 @@ class OptimizerState:
 
     def load(self, state: Tree) -> None:
         refuse_nan(("the optimizer", leaf) for _, leaf in tree.items(state["optimizer"]))
-        self.calls = state["calls"]
+        self.calls, like = state["calls"], _stepped(self.optim.optimizer)
         self.optim.optimizer.load_state_dict(state["optimizer"])
+        for i, own in self.optim.optimizer.state_dict()["state"].items():
+            if own != {}:  # it has been updated
+                tree.check_like(like[i], own, f"the optimizer's state of parameter {i}", exact=True)
         for group, own, saved in zip(self.optim.optimizer.param_groups, self._options, state["options"], strict=True):
             changed = {key: value for key, value in own.items() if repr(value) != saved[key]}  # by a fork
             group.update(changed)
@@ -55,6 +59,17 @@ class OptimizerState:
         for i, group in enumerate(self.optim.optimizer.param_groups):
             if (lr := self.optim.lr) is not None:
                 group["lr"] = lr if isinstance(lr, Tensor) else lr[i]
+
+
+def _stepped(optimizer: torch.optim.Optimizer) -> Tree:
+    """Return the state of every parameter after a step of a copy."""
+    twin = object.__new__(type(optimizer))
+    vars(twin).update(copy.deepcopy(vars(optimizer)))  # ``deepcopy`` of an optimizer loses attributes
+    for group in twin.param_groups:
+        for p in group["params"]:
+            p.grad = torch.zeros_like(p)
+    twin.step()
+    return twin.state_dict()["state"]
 
 
 def _type(option: Any) -> Any:

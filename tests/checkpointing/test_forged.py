@@ -6,6 +6,7 @@ import re
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import torch
 import yaml
 
 import rlplug
+from rlplug.api import Optim
 from rlplug.checkpointing.format import find
 from rlplug.checkpointing.serialize import decode, encode
 from rlplug.cli import main
@@ -23,9 +25,11 @@ from rlplug.config import choose, default_node
 from rlplug.config.changes import resumed
 from rlplug.envs import snapshot
 from rlplug.envs.spec_json import playable
+from rlplug.nn import LaProp
 from rlplug.run import run_dir
+from rlplug.trainer.optimizer import OptimizerState
 from rlplug.tree import check_like
-from rlplug.types import CheckpointError, ConfigError
+from rlplug.types import Batch, CheckpointError, ConfigError
 from tests.checkpointing.runs import copy_of
 from tests.tools import checkpoints as tool
 from tests.tools.asking import Answer
@@ -132,8 +136,13 @@ ROWS_OF = {
 
 
 @pytest.fixture(scope="module")
-def discrete_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tool.trained("rainbow", tmp_path_factory.mktemp("discrete") / "run")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    return cache(lambda name: tool.trained(name, tmp_path_factory.mktemp(name) / "run"))
+
+
+@pytest.fixture(scope="module")
+def discrete_run(runs: Callable[[str], Path]) -> Path:
+    return runs("rainbow")
 
 
 @pytest.mark.parametrize("place", ROWS_OF)
@@ -177,6 +186,8 @@ ROWS = {"a": torch.zeros(2, 3)}
         (ROWS, {"a": 0.0}, True, "a should be float32 of shape [2, 3], and is float of shape []"),
         (ROWS, {}, True, " should have the keys a, but has others"),
         (ROWS, {**ROWS, "b": 1}, True, " should have the keys a, but has others"),
+        ([1, 2], [1], True, " should be a list of 2, and is a list of 1"),
+        ({"a": [1, 2]}, {"a": [1, "x"]}, True, "a[1] should be int of shape [], and is of type str"),
     ],
 )
 def test_a_state_of_another_kind(own: Any, loaded: Any, exact: bool, wrong: str | None):
@@ -201,6 +212,71 @@ def test_counters_that_are_no_numbers(
     assert main(["resume", str(scene.run), "total_steps=250"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert f"does not fit what is installed and configured now: {'.'.join(path)} should be " in line
+
+
+def test_a_counter_that_only_equals_its_number(scene: Scene, capsys: pytest.CaptureFixture[str]):
+    folder = find(scene.run).path
+    tree = decode((folder / "learner.pt").read_bytes())
+    tree["progress"]["updates"] = torch.tensor(tree["progress"]["updates"])
+    scene.plant(folder / "learner.pt", encode(tree))
+    assert main(["resume", str(scene.run), "total_steps=250"]) == 2
+    assert "progress.updates should be int of shape [], and is int64 of shape []" in capsys.readouterr().err
+
+
+WRONG_ROWS: dict[str, Callable[[Batch], Any]] = {
+    "a key renamed": lambda rows: {"x" if key == "reward" else key: leaf for key, leaf in rows.items()},
+    "a key less": lambda rows: {key: leaf for key, leaf in rows.items() if key != "is_first"},
+    "another dtype": lambda rows: rows | {"valid": rows["valid"].float()},
+    "another shape": lambda rows: rows | {"obs": rows["obs"].unsqueeze(-1)},
+    "another length": lambda rows: rows | {"reward": rows["reward"][1:]},
+    "a dict": lambda rows: rows | {"reward": {"x": rows["reward"]}},
+    "a text": lambda rows: rows | {"reward": "x"},
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG_ROWS)
+@pytest.mark.parametrize("run", ["rainbow", "agents", "game"])
+def test_rows_unlike_those_that_are_collected(
+    run: str, wrong: str, runs: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    """All of them: with equal rows only, a buffer would notice nothing."""
+    folder = copy_of(runs(run), tmp_path / "run")
+    scene, at = Scene(folder, folder, tmp_path / "marker", random.Random(0)), find(folder).path
+
+    def changed(part: Any) -> Any:
+        if isinstance(part, list | tuple):
+            return type(part)(map(changed, part))
+        if isinstance(part, dict):
+            return WRONG_ROWS[wrong](part) if "valid" in part else {key: changed(x) for key, x in part.items()}
+        return part
+
+    for file in sorted(at.glob("rank0*.pt")):
+        own = decode(file.read_bytes())
+        scene.plant(file, encode(own | {"buffer": changed(own["buffer"])} if "buffer" in own else changed(own)))
+    assert main(["resume", str(folder), "total_steps=1000"]) == 2
+    assert "does not fit what is installed and configured now" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("cls", [torch.optim.RMSprop, torch.optim.AdamW, LaProp])
+@pytest.mark.parametrize("wrong", [(), {}, {"step": 1.0}, "shape", "kind"])
+def test_an_optimizers_state_of_another_kind(cls: type[torch.optim.Optimizer], wrong: Any):
+    own, other = (OptimizerState(Optim(cls([torch.zeros(3, 2, requires_grad=True)], lr=0.1))) for _ in range(2))
+    for part in (own, other):
+        part.params[0].grad = torch.ones(3, 2)
+        part.optim.optimizer.step()
+    state = own.state()
+    part = state["optimizer"]["state"][0]
+    changes = {"shape": lambda x: x.reshape(-1), "kind": lambda x: "x"}
+    if wrong in ("shape", "kind"):
+        part |= {key: changes[wrong](x) for key, x in part.items() if x.ndim}
+    else:
+        state["optimizer"]["state"][0] = wrong
+    if wrong == {}:  # a parameter that was never updated
+        other.load(state)
+        other.optim.optimizer.step()
+    else:
+        with pytest.raises(ValueError, match="optimizer's state of parameter 0"):
+            other.load(state)
 
 
 # ---- environments ----------------------------------------------------------------------------------------------------

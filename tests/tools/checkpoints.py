@@ -41,6 +41,8 @@ SHORT = ("eval.every=0", "eval.episodes=1", "hardware=cpu", "logger.only=[]", "t
 SMALL = ("num_steps_sampled_before_learning_starts=20", "train_batch_size=8", "buffer.capacity=100", "total_steps=120")
 ROLLOUT = ("total_steps=128", "num_envs=2", "algo.sgd_minibatch_size=64", "rollout_fragment_length=32")
 NORMALIZED = ("preprocess.normalize_obs=true", "preprocess.normalize_reward=true", "model.torso.hidden=[8]")
+SEARCH = ("num_envs=2", "total_steps=128", "algo.num_simulations=4", "train_batch_size=4", "replay_ratio=0.1")
+TASKS = ("total_steps=800", "algo.meta_batch_size=2", "loop.episodes=4", "env.max_episode_steps=10")
 RUNS: dict[str, tuple[str, ...]] = {
     "ppo": ("algo=ppo", "env=cartpole", *ROLLOUT, "model.hidden=[8]"),
     "ppo_lstm": ("algo=ppo", "env=cartpole", "model=lstm", *ROLLOUT, *NORMALIZED),
@@ -50,6 +52,12 @@ RUNS: dict[str, tuple[str, ...]] = {
     "icm": ("algo=td3", "env=pendulum", "exploration=[gaussian,icm]", *SMALL, "model.hidden=[8]"),
     "impala": ("algo=impala", "env=cartpole", "total_steps=400", "num_envs=2", "train_batch_size=100"),
     "bandit": ("algo=linucb", "env=linear_bandit", "total_steps=100"),
+    "vector": ("algo=ppo", "env=cartpole_torch", *ROLLOUT, "model.hidden=[8]"),
+    "slates": ("algo=slateq", "env=interest_evolution", *SMALL, "model.hidden=[8]"),
+    "goals": ("algo=ppo", "env=point_goals", *ROLLOUT, "model.hidden=[8]"),
+    "agents": ("algo=qmix", "env=spread_torch", *SMALL, "model.hidden=8", "env.max_episode_steps=5"),
+    "game": ("algo=alphazero", "env=tictactoe", *SEARCH, "model.hidden=[8]"),
+    "tasks": ("algo=maml", "env=point_goals", *TASKS, "model.hidden=[8]"),
 }
 
 

@@ -58,7 +58,7 @@ class ChoiceModel(Module):
 
     def forward(self, user: Tensor, documents: Tensor) -> tuple[Tensor, Tensor]:
         """Return the scores of the documents ``[B, n]`` and of watching nothing ``[B]``, all positive."""
-        x = (documents @ (user @ self.weight + self.bias).unsqueeze(-1)).squeeze(-1)
+        x = (documents.float() @ (user.float() @ self.weight + self.bias).unsqueeze(-1)).squeeze(-1)
         none = self.nothing.expand(user.shape[0])
         return (softplus(x), softplus(none)) if self.proportional else (x.exp(), none.exp())
 

@@ -194,16 +194,20 @@ class Episodes(Buffer):
     def load(self, log: RowLog) -> None:
         if log.state is None:
             return
-        state = log.state
+        state, saved, lengths = log.state, [*log.rows()], log.state["lengths"].tolist()
         (self._first, self._start), self._dropped = state["first"], state["dropped"]
+        if len(state["open"]) != len(self._open):
+            raise ValueError(f"the buffer has {len(self._open)} open episodes, and the saved one {len(state['open'])}")
+        tree.check_like(self._ended, state["ended"], "buffer.ended", exact=True)
         self._open, self._ended = list(state["open"]), state["ended"].copy()
         self._open_rows[:] = [sum(len(piece["valid"]) for piece in pieces or ()) for pieces in self._open]
-        rows = [tree.take(rows, slice(max(0, self._start - start), None)) for start, rows in log.rows()]
-        if len(state["lengths"]):
-            rows, low = tree.cat(rows), 0
-            for length in state["lengths"].tolist():
-                self._episodes.append(tree.map(torch.clone, tree.take(rows, slice(low, low + length))))
-                low += length
+        if lengths:
+            rows = tree.cat([tree.take(rows, slice(max(0, self._start - start), None)) for start, rows in saved])
+            if sum(lengths) != len(rows["valid"]) or min(lengths) < 1:
+                raise ValueError("the saved episodes have other numbers of rows than the buffer")
+            ends = np.cumsum(lengths).tolist()
+            for low, high in zip([0, *ends], ends, strict=False):
+                self._episodes.append(tree.map(torch.clone, tree.take(rows, slice(low, high))))
         self._rows = sum(self._lengths())
 
 

@@ -19,7 +19,7 @@ from gymnasium.spaces import Box, Discrete, MultiBinary, Space
 from gymnasium.vector import AutoresetMode
 
 from rlplug.api import Context, VecEnv
-from rlplug.envs.checking import check_seeds
+from rlplug.envs.checking import check_seeds, check_state
 from rlplug.envs.spaces import single_agent
 from rlplug.settings import NonNegativeFloat, NonNegativeInt, PositiveInt, option, settings
 from rlplug.types import Batch, ConfigError, Tree
@@ -64,7 +64,8 @@ class Bandit(VecEnv):
         Raises:
             ValueError: there is not one seed per column.
         """
-        self.load({"seeds": seeds, "number": 0, "length": 0})
+        check_seeds(seeds, self.num_envs)
+        self.begin([int(seed) for seed in seeds], 0, 0)
         return self.row(0)
 
     def step(self, action: np.ndarray) -> Batch:
@@ -87,13 +88,14 @@ class Bandit(VecEnv):
         """Restore ``state``.
 
         Raises:
-            ValueError: there is not one seed per column, or a number is negative.
+            ValueError: it is no state of this bandit.
         """
-        check_seeds(state["seeds"], self.num_envs)
-        self._seeds = [int(seed) for seed in state["seeds"]]
-        self._number, self._length = int(state["number"]), int(state["length"])
-        if min(*self._seeds, self._number, self._length) < 0:
-            raise ValueError("a seed or a round of the bandit is negative")
+        check_state(self.state(), state, tuple(state))
+        self.begin(state["seeds"], state["number"], state["length"])
+
+    def begin(self, seeds: list[int], number: int, length: int) -> None:
+        """Continue with round ``number``, after ``length`` rounds of its episode."""
+        self._seeds, self._number, self._length = seeds, number, length
 
     def close(self) -> None:
         """Do nothing: there are no resources to release."""
@@ -130,8 +132,8 @@ class LinearBandit(Bandit):
         thetas = 1 if cfg.per_arm else cfg.num_actions
         self.theta = unit(np.random.default_rng(cfg.world_seed).standard_normal((thetas, cfg.feature_dim)))
 
-    def load(self, state: Tree) -> None:
-        super().load(state)
+    def begin(self, seeds: list[int], number: int, length: int) -> None:
+        super().begin(seeds, number, length)
         self._block = -1
 
     def row(self, number: int) -> Batch:

@@ -15,7 +15,7 @@ from gymnasium.vector import AutoresetMode
 from pydantic import Field
 
 from rlplug.api import Context, EnvTraits, VecEnv
-from rlplug.envs.checking import check_seeds
+from rlplug.envs.checking import check_seeds, check_state
 from rlplug.envs.spaces import single_agent
 from rlplug.settings import NonNegativeInt, PositiveFloat, PositiveInt, UnitFloat, option, settings
 from rlplug.types import Batch, ConfigError, Tree
@@ -153,6 +153,15 @@ class InterestEvolution(VecEnv):
         return {"seeds": self.seeds} | {name: getattr(self, name).copy() for name in self.NAMES}
 
     def load(self, state: Tree) -> None:
+        """Restore ``state``.
+
+        Raises:
+            ValueError: it is no state of this environment.
+        """
+        check_state(self.state(), state, ("seeds", "sessions", "steps", "user", "click"))
+        for name, most in (("user", self.cfg.num_levels - 1), ("click", self.cfg.slate_size)):
+            if state[name].max() > most:
+                raise ValueError(f"env.{name} is above {most}")
         self.seeds = list(state["seeds"])
         for name in self.NAMES:
             setattr(self, name, np.array(state[name]))

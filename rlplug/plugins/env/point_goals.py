@@ -10,7 +10,7 @@ from gymnasium.spaces import Box
 from gymnasium.vector import AutoresetMode
 
 from rlplug.api import Context, VecEnv
-from rlplug.envs.checking import check_seeds
+from rlplug.envs.checking import check_seeds, check_state
 from rlplug.envs.spaces import single_agent
 from rlplug.settings import PositiveFloat, PositiveInt, option, settings
 from rlplug.types import Batch, ConfigError, Tree
@@ -61,7 +61,7 @@ class PointGoals(VecEnv):
         return self._rows()
 
     def assign(self, tasks: Tree) -> None:
-        self._next = None if tasks is None else np.array(tasks, np.float32)
+        self._next = np.full((self.num_envs, 2), np.nan, np.float32) if tasks is None else np.array(tasks, np.float32)
 
     def step(self, action: np.ndarray) -> Batch:
         """Move every point; a column whose row is final begins its next episode instead."""
@@ -83,8 +83,8 @@ class PointGoals(VecEnv):
         self._episode = self._episode + where
         for i in np.flatnonzero(where):
             drawn = np.random.default_rng([self._seeds[i], self._episode[i]])
-            own = drawn.uniform(-self.cfg.size, self.cfg.size, 2) if self._next is None else self._next[i]
-            self._goal[i] = own
+            own = drawn.uniform(-self.cfg.size, self.cfg.size, 2)
+            self._goal[i] = own if np.isnan(self._next[i]).any() else self._next[i]
         self._over = np.zeros(self.num_envs, np.bool_)
 
     def _rows(self) -> Batch:
@@ -96,6 +96,12 @@ class PointGoals(VecEnv):
         return own | {"over": self._over, "seeds": self._seeds, "next": self._next}
 
     def load(self, state: Tree) -> None:
+        """Restore ``state``.
+
+        Raises:
+            ValueError: it is no state of this environment.
+        """
+        check_state(self.state(), state, ("seeds", "count", "episode"))
         self._at, self._goal, self._count, self._episode, self._over, self._seeds, self._next = (
             state[key] for key in ("at", "goal", "count", "episode", "over", "seeds", "next")
         )
