@@ -185,6 +185,8 @@ class Progress:
     updates: int = 0
     episodes: int = 0
     version: int = 0
+    refill: int = 0  # environment steps left to collect before a buffer that was not saved is sampled
+    refilled: int = 0  # environment steps that were collected for that; no updates are due for them
 
 
 LONGEST = 2000  # characters in a line of a message

@@ -13,8 +13,8 @@ import torch
 from rlplug import tree
 from rlplug.actors import copies
 from rlplug.api import Job, Plan
+from rlplug.buffer.episodes import OF_EPISODE
 from rlplug.checkpointing.serialize import copy_to_host
-from rlplug.collection.play import OF_EPISODE
 from rlplug.collection.segment import on_host
 from rlplug.config import parse
 from rlplug.context import ResolvedRun

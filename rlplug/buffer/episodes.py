@@ -1,14 +1,30 @@
-"""Whole episodes as a stream of segments."""
+"""Whole episodes: several shares as one batch, and as a stream of segments."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 
 from rlplug import tree
 from rlplug.api import Segment
 from rlplug.types import Batch
+
+OF_EPISODE = ("return", "length", "success", "returns")  # keys of a job's batch with one number per episode
+
+
+def side_by_side(batches: Sequence[Batch]) -> Batch:
+    """Concatenate episodes, leaves ``[L+1, n, ...]``, along the second axis; some batches may be empty.
+
+    Shorter episodes are padded by repeating their last row, which is not valid.
+    """
+    batches = [batch for batch in batches if batch]
+    if not batches:
+        return {}
+    longest = max(len(batch["valid"]) for batch in batches)
+    rows = [{key: x for key, x in batch.items() if key not in OF_EPISODE} for batch in batches]
+    padded = [tree.map(lambda x: torch.cat([x, x[-1:].expand(longest - len(x), *x.shape[1:])]), r) for r in rows]
+    return tree.cat(padded, 1) | tree.cat([{key: b[key] for key in OF_EPISODE if key in b} for b in batches])
 
 
 def stream(played: Batch, columns: int, most: int) -> Iterator[Segment]:

@@ -15,6 +15,7 @@ import torch
 
 from rlplug import tree
 from rlplug.api import Algorithm, Exploration, Job, VecEnv
+from rlplug.buffer.episodes import OF_EPISODE
 from rlplug.collection.episodes import EpisodeStats
 from rlplug.collection.finishing import stored
 from rlplug.collection.nonfinite import beyond, bounds_of, check_segment
@@ -29,7 +30,6 @@ from rlplug.types import Batch, ConfigError, EnvSpec, Mode, NamedWeights, Role, 
 
 MOST_COLUMNS = 32
 CHUNK = 32  # rows collected at a time
-OF_EPISODE = ("return", "length", "success", "returns")  # keys of a job's batch with one number per episode
 
 
 class Stopped(KeyboardInterrupt):

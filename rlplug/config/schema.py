@@ -90,6 +90,7 @@ class Checkpoint:
     every: Interval = option("Steps between checkpoints, or minutes such as 5min; 0: only at the end.")
     keep_last: PositiveInt = option("Newest checkpoints to keep.")
     keep_best: NonNegativeInt = option("Checkpoints with the best eval/return_mean to keep in addition.")
+    buffer: bool = option("Save the buffer's rows; false: a resumed run collects new ones before it learns.")
 
 
 def _paths(value: Any) -> Any:

@@ -11,8 +11,9 @@ import numpy as np
 
 from rlplug import tree
 from rlplug.api import Job, Run, Segment
+from rlplug.buffer.episodes import OF_EPISODE
 from rlplug.checkpointing import atomic
-from rlplug.collection.play import OF_EPISODE, EpisodeSplitter
+from rlplug.collection.play import EpisodeSplitter
 from rlplug.collection.segment import on_cpu
 from rlplug.data import json_lines, parquet
 from rlplug.data.source import needs_package

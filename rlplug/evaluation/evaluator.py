@@ -7,11 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import torch
 
 from rlplug import tree
 from rlplug.api import Algorithm, Job, VecEnv
-from rlplug.collection.play import MOST_COLUMNS, OF_EPISODE, Player, share_of
+from rlplug.collection.play import MOST_COLUMNS, Player, share_of
 from rlplug.config import Eval
 from rlplug.context import EnvShard, RunContext
 from rlplug.envs.seeded import tell_once
@@ -109,14 +108,3 @@ def shares_of(episodes: int, parts: int) -> list[range]:
     """Divide the columns of an evaluation among ``parts``; some parts may be empty."""
     shares = np.array_split(np.arange(min(episodes, MOST_COLUMNS)), parts)
     return [range(share[0], share[-1] + 1) if len(share) else range(0) for share in shares]
-
-
-def side_by_side(batches: Sequence[Batch]) -> Batch:
-    """Concatenate the episodes of several shares of a job to one batch; some shares may be empty."""
-    batches = [batch for batch in batches if batch]
-    if len(batches) == 1:
-        return batches[0]
-    longest = max(len(batch["valid"]) for batch in batches)
-    rows = [{key: x for key, x in batch.items() if key not in OF_EPISODE} for batch in batches]
-    padded = [tree.map(lambda x: torch.cat([x, x[-1:].expand(longest - len(x), *x.shape[1:])]), r) for r in rows]
-    return tree.cat(padded, 1) | tree.cat([{key: b[key] for key in OF_EPISODE if key in b} for b in batches])

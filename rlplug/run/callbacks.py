@@ -189,8 +189,10 @@ def capture(trainer: Trainer, score: float | None = None) -> Snapshot:
     if ctx.rank == 0:
         trees = {"weights": trainer.policy.state(), "learner": _learner(trainer)} | trees
     if trainer.learner.placement.collects:
-        trainer.buffer.save(callbacks.row_log)
-        own |= trainer.stream_state() | {"buffer": callbacks.row_log.state}
+        own |= trainer.stream_state()
+        if trainer.config.checkpoint.buffer or ctx.needs.data == "rollout":  # a rollout is mostly empty now
+            trainer.buffer.save(callbacks.row_log)
+            own["buffer"] = callbacks.row_log.state
         own["recorder"] = callbacks.recorder and callbacks.recorder.state()
         if own["collector"]["env"] is None:
             missing.append("the environments: their state cannot be read, so new episodes begin")
@@ -204,7 +206,8 @@ def capture(trainer: Trainer, score: float | None = None) -> Snapshot:
     manifest |= {"rollout_length": trainer.ctx.rollout_length, "batch_size": trainer.ctx.batch_size}
     manifest |= {"spec": to_json(ctx.spec), "config": trainer.config.raw}
     copies = {name: copy_to_host(part) for name, part in trees.items()}
-    return Snapshot(manifest, copies, list(callbacks.row_log.chunks), ctx.rank, plan.world_size)
+    chunks = callbacks.row_log.chunks if "buffer" in own else []
+    return Snapshot(manifest, copies, [*chunks], ctx.rank, plan.world_size)
 
 
 def _learner(trainer: Trainer) -> dict[str, Tree]:
@@ -239,7 +242,7 @@ def restore(trainer: Trainer, checkpoint: Checkpoint) -> list[str]:
         trainer.load(learner)
         progress = vars(trainer.progress)
         tree.check_like(vars(Progress()), progress, "progress", exact=True)
-        if not progress.items() <= manifest.items():
+        if not progress.items() <= (vars(Progress()) | manifest).items():  # older ones lack some
             raise ValueError("its counters do not match its manifest")
         callbacks.log.load(learner["log"], trainer.clock.wall() - manifest["since_logged_s"])
         callbacks.evaluation.load(learner["evaluation"])
@@ -248,10 +251,14 @@ def restore(trainer: Trainer, checkpoint: Checkpoint) -> list[str]:
         if callbacks.recorder is not None:
             callbacks.recorder.load(data["recorder"])
         callbacks.user.load(own["callbacks"])
-        state, each = like_collected(row, data["buffer"]), lambda rows: like_collected(row, check(rows))
-        callbacks.row_log = FileRowLog(checkpoint.chunks(owner), state, check=each)
-        trainer.buffer.load(callbacks.row_log)
         missing = manifest["not_restored"] + load_global_state(own["global"], trainer.ctx.device)
+        if "buffer" in data:
+            state, each = like_collected(row, data["buffer"]), lambda rows: like_collected(row, check(rows))
+            callbacks.row_log = FileRowLog(checkpoint.chunks(owner), state, check=each)
+            trainer.buffer.load(callbacks.row_log)
+        else:
+            said = "the buffer begins empty, as checkpoint.buffer=false left out its rows; learning goes on after"
+            missing.append(f"{said} {trainer.begin_empty():,} more environment steps")
         return missing + trainer.ctx.load(own["context"], trainer.steps)
     except MISFITS as error:
         reason = next((line.strip() for line in str(error).splitlines()), type(error).__name__)

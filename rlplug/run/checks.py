@@ -70,6 +70,8 @@ def _loop(run: ResolvedRun) -> Refusals:
            f"{name} {why}; use {_options('loop', lambda cls: cls.refusal(algorithm, needs) is None)}")
     yield (not _has_rows(buffer.cls, loop), "loop", lambda:
            f"{name} {does}; use {ways()}")
+    yield (not run.config.checkpoint.buffer and (run.loop.one_pass or not loop.collects), "checkpoint.buffer",
+           f"false leaves out rows that are collected again, but {name} reads them once; use true")
     for option, plain in {"normalize_obs": 0, "normalize_reward": 0, "scale_reward": 1, "clip_reward": None}.items():
         why = "plans with a simulator" if needs.simulates else "adapts to raw rows" if needs.raw else ""
         yield (why and getattr(run.config.preprocess, option) != plain, f"preprocess.{option}",

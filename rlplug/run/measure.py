@@ -13,11 +13,12 @@ import torch
 
 from rlplug import tree
 from rlplug.api import Exploration, Job
+from rlplug.buffer.episodes import side_by_side
 from rlplug.buffer.samples import predictions
 from rlplug.collection.play import Stopped
 from rlplug.config.schema import Log
 from rlplug.context import ResolvedRun
-from rlplug.evaluation.evaluator import Evaluator, evaluates_itself, shares_of, side_by_side
+from rlplug.evaluation.evaluator import Evaluator, evaluates_itself, shares_of
 from rlplug.evaluation.video import ALONE, pictures, record
 from rlplug.functional.schedule import due
 from rlplug.hooks import episode_means

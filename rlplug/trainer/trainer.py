@@ -13,9 +13,10 @@ import pluggy
 import torch
 
 from rlplug.api import Collector, Job, Losses, Run, Segment
+from rlplug.buffer.episodes import OF_EPISODE
 from rlplug.collection.episodes import EpisodeStats
 from rlplug.collection.nonfinite import beyond, check_segment
-from rlplug.collection.play import OF_EPISODE, of_keys
+from rlplug.collection.play import of_keys
 from rlplug.collection.segment import on_cpu
 from rlplug.context import ResolvedRun
 from rlplug.registry import Events
@@ -91,7 +92,8 @@ class Trainer(Run):
             tasks = self.policy.curriculum and self.policy.curriculum.tasks()
             segments = self.collector.poll(self.orders.submit(self.collector, mode, tasks))
             steps = [self._receive(segment) for segment in segments]
-            self.progress.env_steps += self.agreement.reach(sum(steps))
+            self.progress.env_steps += (n := self.agreement.reach(sum(steps)))
+            self._refill(n)
         if self.collector.spec.steps is not None:
             self.policy.normalizer.commit()  # acting does not depend on datasets
         for segment in segments:
@@ -115,7 +117,7 @@ class Trainer(Run):
         whole = store or self.learner.observers or self.hooks.hook.rlplug_played.get_hookimpls()
         asked = [replace(jobs[i], keys=None) if whole else jobs[i] for i in own]
         played = ((own[n], batch) for n, batch in self.collector.play(asked, weights or {}))
-        ended = dict[int, Batch]()
+        ended, before = dict[int, Batch](), self.progress.env_steps
         with self.clock.phase("collect"):
             if placement.parts > 1:
                 pairs = [pair for rank in placement.exchange([*played]) for pair in rank]
@@ -135,6 +137,7 @@ class Trainer(Run):
                 self.hooks.hook.rlplug_played(run=self, job=job, batch=ended[i])
                 if store:
                     self.buffer.add(segment)
+        self._refill(self.progress.env_steps - before)
         self.agreement.reach()
 
     def _receive(self, segment: Segment) -> int:
@@ -156,7 +159,22 @@ class Trainer(Run):
                 self.buffer.add(segment if part is segment.batch else replace(segment, batch=part))
         return self.episodes.add(segment.batch, segment.columns)
 
+    def begin_empty(self) -> int:
+        """Collect rows for an empty buffer before learning goes on; return the environment steps that this takes."""
+        warm_up = self.buffer.warm_up * self.config.num_envs // len(self.ctx.env_ids)
+        self.progress.refill = max(self.ctx.learning_starts, warm_up, 1)
+        return self.progress.refill
+
+    def _refill(self, steps: int) -> None:
+        """Count collected steps if the buffer began empty, until it can be sampled."""
+        if (progress := self.progress).refill:
+            progress.refilled += steps
+            progress.refill = max(progress.refill - steps, 1 - self._filled())
+
     def ready(self) -> bool:
+        return not self.progress.refill and self._filled()
+
+    def _filled(self) -> bool:
         ready, ranks = self.buffer.ready(), self.learner.placement.ranks
         # ranks may differ: an episode ends on one only, a segment is too old on one only
         if self.ctx.needs.data == "episodes" or self.loop.tempo.max_staleness is not None:

@@ -414,7 +414,7 @@ def keeper(tmp_path: Path):
     made = []
 
     def make(every: int | str = 10, keep_last: int = 2, keep_best: int = 1, env_steps: int = 0) -> CheckpointManager:
-        settings = Settings(every=every, keep_last=keep_last, keep_best=keep_best)
+        settings = Settings(every=every, keep_last=keep_last, keep_best=keep_best, buffer=True)
         made.append(CheckpointManager(tmp_path, settings, env_steps))
         return made[-1]
 

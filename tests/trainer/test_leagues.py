@@ -9,7 +9,7 @@ import torch
 
 from rlplug import tree
 from rlplug.api import Job
-from rlplug.collection.play import OF_EPISODE
+from rlplug.buffer.episodes import OF_EPISODE
 from rlplug.config import compose, parse
 from rlplug.run.build import build
 from rlplug.testing.rank_pool import ranks

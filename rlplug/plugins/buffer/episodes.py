@@ -13,6 +13,7 @@ from torch import Tensor
 from rlplug import tree
 from rlplug.api import Buffer, Context, Data, RowLog, Segment
 from rlplug.buffer import check_feedback
+from rlplug.buffer.episodes import side_by_side
 from rlplug.functional.returns import ended
 from rlplug.settings import PositiveInt, option, settings
 from rlplug.types import Batch, ConfigError, RunError
@@ -152,7 +153,7 @@ class Episodes(Buffer):
         else:
             index, prob = self._first + torch.arange(len(self)), 1.0
             episodes = [self._pop() for _ in range(len(self))]
-        batch = _side_by_side(episodes)
+        batch = side_by_side([tree.map(lambda x: x.unsqueeze(1), episode) for episode in episodes])
         return batch | {"index": index, "sample_prob": torch.full((len(index),), prob)}
 
     def feedback(self, index: Tensor, values: Mapping[str, Tensor]) -> None:
@@ -209,12 +210,3 @@ class Episodes(Buffer):
             for low, high in zip([0, *ends], ends, strict=False):
                 self._episodes.append(tree.map(torch.clone, tree.take(rows, slice(low, high))))
         self._rows = sum(self._lengths())
-
-
-def _side_by_side(episodes: list[Batch]) -> Batch:
-    """Stack episodes ``[L+1, ...]`` as columns; pad shorter ones by repeating the last row, which is not valid."""
-    longest = max(len(episode["valid"]) for episode in episodes)
-    rows = [torch.arange(longest).clamp(max=len(episode["valid"]) - 1) for episode in episodes]
-    return tree.map(
-        lambda *leaves: torch.stack([leaf[at] for leaf, at in zip(leaves, rows, strict=True)], 1), *episodes
-    )

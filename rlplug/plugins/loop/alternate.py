@@ -50,7 +50,8 @@ class Alternate(Loop):
             if run.progress.env_steps <= self.learning_starts:
                 continue
             if self.replay_ratio is not None:
-                while run.ready() and run.progress.updates < self.updates(run.progress.env_steps):
+                due = self.updates(run.progress.env_steps - run.progress.refilled)
+                while run.ready() and run.progress.updates < due:
                     run.update()
             elif self.given_away:
                 while run.ready():

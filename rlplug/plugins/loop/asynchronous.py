@@ -67,4 +67,4 @@ class Async(Loop):
     def _due(self, run: Run) -> bool:
         if self.replay_ratio is None and self.given_away:
             return True
-        return run.progress.updates < self.updates(run.progress.env_steps)
+        return run.progress.updates < self.updates(run.progress.env_steps - run.progress.refilled)

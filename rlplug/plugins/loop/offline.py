@@ -47,7 +47,7 @@ class Offline(Loop):
         recorded = run.collector.spec.steps or 0
         while not run.done:
             run.report()
-            if run.progress.env_steps < self.steps(run.progress.updates, recorded):
+            if run.progress.env_steps - run.progress.refilled < self.steps(run.progress.updates, recorded):
                 run.collect()
             elif run.ready():
                 run.update()

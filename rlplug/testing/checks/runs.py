@@ -17,7 +17,7 @@ from torch import Tensor
 
 from rlplug import tree
 from rlplug.api import Algorithm, Job, Losses, Segment, Trainable
-from rlplug.collection.play import OF_EPISODE
+from rlplug.buffer.episodes import OF_EPISODE
 from rlplug.collection.segment import only
 from rlplug.config import RunConfig, compose, default_node, option_names, parse
 from rlplug.context import EnvShard, RunContext
