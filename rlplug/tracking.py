@@ -1,4 +1,7 @@
-"""What loggers share: their registration, rows that a tracker lacks, and commit, video and best weights of a run."""
+"""What loggers share: their registration, rows that a tracker lacks, and commit, video and best weights of a run.
+
+Also the writing of videos.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +19,12 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import wraps
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
+from subprocess import PIPE, Popen
 from typing import Any
 
+import numpy as np
 import psutil
 import torch
 
@@ -106,6 +111,39 @@ def video(run: Run) -> Path | None:
     """Return the video of the evaluation that has just ended; None: none was recorded."""
     path = run.run_dir / "videos" / f"step_{run.steps:012d}.mp4"
     return path if path.is_file() else None
+
+
+def write_video(path: Path, shown: Iterator[np.ndarray], fps: float) -> None:
+    """Write images to the MP4 file ``path`` one by one; nothing is left if they end with an error.
+
+    Raises:
+        RunError: the file cannot be written.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial, first = path.with_suffix(".partial"), next(shown)
+    raw = ["-f", "rawvideo", "-pix_fmt", "rgb24", "-r", f"{fps}", "-s", "{1}x{0}".format(*first.shape), "-i", "-"]
+    even = ["-vf", "pad=ceil(iw/2)*2:ceil(ih/2)*2", "-pix_fmt", "yuv420p"]  # as players expect
+    command = [ffmpeg(), "-y", "-loglevel", "error", *raw, *even, "-f", "mp4", str(partial)]
+    try:
+        with Popen(command, stdin=PIPE, stderr=PIPE, process_group=0) as process:  # Ctrl-C is for this process only
+            with suppress(BrokenPipeError):
+                for picture in chain([first], shown):
+                    process.stdin.write(picture)  # type: ignore[union-attr]
+            _, said = process.communicate()
+        if process.returncode:
+            raise RunError(f"{path} cannot be written: {said.decode(errors='replace').strip().splitlines()[-1]}")
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def ffmpeg() -> str:
+    """Return the path of ffmpeg. Raises ``ConfigError`` if it is not installed."""
+    try:
+        from imageio_ffmpeg import get_ffmpeg_exe
+    except ImportError as error:
+        raise ConfigError("eval.record", f"videos need imageio-ffmpeg ({error}): pip install 'rlplug[video]'") from None
+    return get_ffmpeg_exe()
 
 
 def best(run: Run) -> list[Path]:

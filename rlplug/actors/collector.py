@@ -196,7 +196,8 @@ class AsyncEval:
                 return None
             time.sleep(0.05)
         self.playing = False
-        return tree.map(torch.from_numpy, tree.cat([numbers for _, numbers in self.pool.gather()]))
+        found = [numbers for _, numbers in self.pool.gather() if numbers]
+        return tree.map(torch.from_numpy, tree.cat(found)) if found else {}
 
     def close(self) -> None:
         self.pool.close()

@@ -14,17 +14,21 @@ OF_EPISODE = ("return", "length", "success", "returns")  # keys of a job's batch
 
 
 def side_by_side(batches: Sequence[Batch]) -> Batch:
-    """Concatenate episodes, leaves ``[L+1, n, ...]``, along the second axis; some batches may be empty.
+    """Concatenate episodes, leaves ``[L+1, n, ...]``, along the second axis; some batches may be empty,
+    and all may have the numbers of ``OF_EPISODE`` only.
 
     Shorter episodes are padded by repeating their last row, which is not valid.
     """
     batches = [batch for batch in batches if batch]
     if not batches:
         return {}
-    longest = max(len(batch["valid"]) for batch in batches)
+    numbers = tree.cat([{key: batch[key] for key in OF_EPISODE if key in batch} for batch in batches])
     rows = [{key: x for key, x in batch.items() if key not in OF_EPISODE} for batch in batches]
+    if not rows[0]:
+        return numbers
+    longest = max(len(part["valid"]) for part in rows)
     padded = [tree.map(lambda x: torch.cat([x, x[-1:].expand(longest - len(x), *x.shape[1:])]), r) for r in rows]
-    return tree.cat(padded, 1) | tree.cat([{key: b[key] for key in OF_EPISODE if key in b} for b in batches])
+    return tree.cat(padded, 1) | numbers
 
 
 def stream(played: Batch, columns: int, most: int) -> Iterator[Segment]:

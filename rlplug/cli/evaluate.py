@@ -25,6 +25,8 @@ greedy episode, or of eval.record=3, to videos/ of the run folder. Writes no oth
   against=runs/other       opponent of a league: the policy of another run
   against.prey=runs/other  play a policy with that of another run
   eval.episodes=100        number of episodes; default: as in the run
+  eval.steps=10_000        further episodes until they have this many steps together; default: as in the run
+  eval.timeout_s=60        seconds after which the complete episodes are the result; default: as in the run
   eval.max_episode_steps=1000
                            steps after which an episode is truncated; default: as in the run
   seed=7                   seed of the episodes; default: those of the run's own evaluation at that step

@@ -93,9 +93,9 @@ def video(path: str | Path, overrides: Sequence[str]) -> Path:
     """Write a video of ``eval.record`` greedy episodes, or one, to ``videos/`` of the run folder; return the file."""
     images, fps, file = episodes(path, overrides, lambda eval: max(eval.record, 1))
 
-    from rlplug.evaluation.video import record
+    from rlplug.tracking import write_video
 
-    record(file, images, fps)
+    write_video(file, images, fps)
     return file
 
 
@@ -147,12 +147,12 @@ def _page(path: Path, overrides: Sequence[str]) -> Path:
     import html
 
     from rlplug.checkpointing import atomic
-    from rlplug.evaluation.video import record
+    from rlplug.tracking import write_video
 
     asked = any(word.startswith("eval.episodes=") for word in overrides)
     images, fps, file = episodes(path, overrides, lambda eval: eval.episodes if asked else 1)
     with tempfile.TemporaryDirectory() as folder:
-        record(video := Path(folder) / "play.mp4", images, fps)
+        write_video(video := Path(folder) / "play.mp4", images, fps)
         shown = base64.b64encode(video.read_bytes()).decode()
     page = file.with_name("play.html")
     page.parent.mkdir(exist_ok=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -90,12 +92,15 @@ class Player:
         stop: Callable[[], bool] = lambda: False,
         prefix: Sequence[int] = (),
         columns: Sequence[int] | None = None,
+        until: tuple[int, float] = (0, math.inf),
     ) -> list[Batch]:
         """Play a job, or several in lanes, and return the episodes of each, or of some columns; see ``api.Play``.
 
         Args:
             stop: called before every row; ``Stopped`` is raised if it returns True.
             prefix: numbers that precede the job's in the seed, because several sets of jobs are numbered from 0.
+            until: minimum steps of a column, which plays further episodes until it has them; and seconds after which
+                only the episodes that have ended are returned, ``{}`` if none has.
 
         Raises:
             RunError: the environments returned a value that is NaN or infinite, or failed too often.
@@ -114,7 +119,7 @@ class Player:
         # whether ``postprocess`` changes whole episodes and may read all keys
         whole = modes[""] != "greedy" and type(self.algorithm).postprocess is not Algorithm.postprocess
         keep = stored(self.ctx, self.keys if job.keys is None else (*job.keys, "is_success"))
-        kept = EpisodeSplitter(np.tile(quota, len(jobs)), job.max_steps, self.ctx.spec.nested)
+        kept = EpisodeSplitter(np.tile(quota, len(jobs)), job.max_steps, self.ctx.spec.nested, until[0])
         bounds, collector.failed_episodes = bounds_of(collector.env, self.ctx.spec), 0
         tasks = None if job.task is None else tree.map(lambda *x: np.repeat(np.stack(x), n, 0), *[j.task for j in jobs])
 
@@ -126,12 +131,14 @@ class Player:
 
         with torch.inference_mode(), self._apart(noise.spawn(1)[0], modes):
             begin()
-            while kept.left.any():
+            end = time.monotonic() + until[1]
+            ends = lambda: stop() or time.monotonic() >= end  # noqa: E731
+            while kept.left.any() and time.monotonic() < end:
                 if kept.waits:
                     begin()
                 if stop():
                     raise Stopped
-                segment = collector.collect(CHUNK, modes[""], stop, None if lanes else acting[0] or None)
+                segment = collector.collect(CHUNK, modes[""], ends, None if lanes else acting[0] or None)
                 check_segment(segment, 0, shard.env_ids)
                 if not self.ctx.beyond:
                     found = beyond(segment, 0, shard.env_ids, bounds)
@@ -140,7 +147,9 @@ class Player:
                     times, ended = collector.failed_episodes, f"{len(kept.played)} of {quota.sum() * len(jobs)}"
                     raise RunError(f"the environments of {self.name} failed in {times} episodes, and ended {ended}")
                 kept.add(on_cpu(segment if whole else keep(segment)))
-                self.ended = len(kept.played), int(quota.sum()) * len(jobs)
+                self.ended = len(kept.played), max(len(kept.played), int(quota.sum()) * len(jobs))
+        if not kept.played:
+            return [{}]
         played = [kept.batch(range(i, i + n)) for i in range(0, n * len(jobs), n)]
         if whole:
             with torch.inference_mode(), self.ctx.acting(own):
@@ -248,10 +257,12 @@ class EpisodeSplitter:
         quota: episodes to keep of every column, ``[B]``.
         max_steps: steps after which an episode is truncated; its column then waits for ``reset``.
         groups: groups of agents whose returns are also counted separately.
+        steps: steps that a column must have; further episodes are kept until then.
     """
 
-    def __init__(self, quota: np.ndarray, max_steps: int, groups: Sequence[str] = ()) -> None:
-        self.left, self.max_steps, self.groups = quota.copy(), max_steps, groups
+    def __init__(self, quota: np.ndarray, max_steps: int, groups: Sequence[str] = (), steps: int = 0) -> None:
+        self.left, self._steps_left = quota.copy(), [steps] * len(quota)
+        self.max_steps, self.groups = max_steps, groups
         self.played: list[tuple[float, int, Batch, int, list[float]]] = []  # return, length, rows, column, of groups
         self.reset()
 
@@ -276,7 +287,8 @@ class EpisodeSplitter:
         self._counted.add(segment)
         for total, length, b, *by_group in self._counted.drain():
             if self.left[b]:
-                self.left[b] -= 1
+                self._steps_left[b] -= length
+                self.left[b] = max(self.left[b] - 1, self._steps_left[b] > 0)
                 self.played.append((total, length, self._ended[b].popleft(), b, by_group))
 
     def _cut(self, arrays: Batch, over: np.ndarray, b: int) -> None:

@@ -69,6 +69,8 @@ class Chosen:
 class Eval:
     every: NonNegativeInt = option("Steps between evaluations; 0: only at the end.")
     episodes: PositiveInt = option("Episodes of one evaluation.")
+    steps: PositiveInt | None = option("Further episodes until they have this many steps together; null: no more.")
+    timeout_s: PositiveFloat | None = option("Seconds after which complete episodes are the result; null: no limit.")
     max_episode_steps: PositiveInt = option("Cut evaluation episodes after this many steps; the run reports it.")
     record: NonNegativeInt = option("Episodes per evaluation to record as a video (MP4); 0: none.")
     mode: Literal["greedy", "explore"] = option("explore: sample from the policy, without exploration modules.")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -62,6 +64,9 @@ class Evaluator:
         Raises:
             ValueError: the algorithm's own evaluation returns no ``eval/return_mean``.
         """
+        if not evaluates_itself(self.algorithm):
+            (batch,) = all_of([self.job], None)
+            return self.metrics(batch), batch
         played: dict[bool, list[Batch]] = {True: [], False: []}
 
         def play(jobs: Sequence[Job], weights: NamedWeights | None = None) -> Iterator[tuple[Job, Batch]]:
@@ -84,9 +89,22 @@ class Evaluator:
         columns: Sequence[int] | None = None,
     ) -> Batch:
         """Play a job of evaluation ``number``, counted from 0; returns and raises as ``Player.play``."""
-        most = self.cfg.max_episode_steps
+        total = self.shard.num_envs
+        most, until = self.cfg.max_episode_steps, (-(-(self.cfg.steps or 0) // total), self.cfg.timeout_s or math.inf)
         job = replace(job, max_steps=most if job.max_steps == Job.max_steps else min(job.max_steps, most))
-        return self.player.play([job], weights, stop, [number], columns)[0]
+        return self.player.play([job], weights, stop, [number], columns, until)[0]
+
+    def metrics(self, batch: Batch) -> dict[str, float]:
+        """Return the metrics of all episodes of ``job``, and report if they are fewer because of the timeout.
+
+        With ``eval.steps`` or ``eval.timeout_s``, ``eval/episodes`` is their number; if it is 0, there is no other.
+        """
+        cfg, n = self.cfg, len(batch.get("return", ()))
+        if self.player.ctx.rank == 0 and (n < cfg.episodes or batch["length"].sum() < (cfg.steps or 0)):
+            said = f"rlplug: eval.timeout_s={cfg.timeout_s} ended an evaluation after {n} complete episodes"
+            print(said, file=sys.stderr, flush=True)
+        counted = {"eval/episodes": n} if cfg.steps or cfg.timeout_s else {}
+        return (self.algorithm.episode_metrics(self.noted(batch)) if n else {}) | counted
 
     def noted(self, batch: Batch) -> Batch:
         """Return all episodes of a job; report once if some were cut before the environment's own limit."""

@@ -30,6 +30,8 @@ from rlplug.types import ConfigError, Mode
 # keys that may change for an evaluation
 EVALUABLE = (
     "eval.episodes",
+    "eval.steps",
+    "eval.timeout_s",
     "eval.max_episode_steps",
     "eval.record",
     "seed",
@@ -79,10 +81,12 @@ def evaluate(
             metrics, played = evaluator.evaluate(lambda jobs, w: [evaluator.play(j, checkpoint.steps, w) for j in jobs])
         else:
             job = replace(evaluator.job, mode=mode)
-            played = evaluator.noted(evaluator.play(job, checkpoint.steps))
-            metrics = algorithm.episode_metrics(played)
-            if files is not None:
+            played = evaluator.play(job, checkpoint.steps)
+            metrics = evaluator.metrics(played)
+            if files is not None and played:
                 files.add_all(played)
+    if not played:
+        raise ConfigError("eval.timeout_s", f"no episode ended within {core.eval.timeout_s:g} seconds; raise it")
     extremes = {f"eval/return_{name}": getattr(played["return"], name)().item() for name in ("min", "max")}
     return _about(checkpoint, core, len(played["return"])) | metrics | extremes
 

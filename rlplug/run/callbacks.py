@@ -39,8 +39,9 @@ class Callbacks:
     def __init__(self, policy: BehaviorPolicy, is_async: bool, estimator: Estimator | None, identity: str) -> None:
         self.identity = identity  # identity of the run, in its checkpoints and recorded files
         metric = policy.curriculum.metric if policy.curriculum else ""
-        if metric.startswith("time/") or (metric.startswith("eval/") and is_async):
-            why = "depends on the machine" if metric.startswith("time/") else "arrives late from an evaluating actor"
+        timed = metric.startswith("time/" if policy.config.eval.timeout_s is None else ("time/", "eval/"))
+        if timed or (metric.startswith("eval/") and is_async):
+            why = "depends on the machine" if timed else "arrives late from an evaluating actor"
             raise ConfigError(METRIC_KEY, f"{metric} {why}, so tasks would not be reproducible; use another")
         self.stopping = Stopping(policy.config.stop or {}, {metric: METRIC_KEY} if metric else {})
         self.log = MetricsLog(policy.config.log, self.stopping)
@@ -85,7 +86,7 @@ class Callbacks:
         self._poll_eval(trainer)
         if due := evaluation.due(trainer):
             if not evaluation.is_async:
-                score = self.evaluate(trainer)["eval/return_mean"]
+                score = self.evaluate(trainer).get("eval/return_mean")
             else:
                 self._poll_eval(trainer, wait=True)
                 if evaluation.actors is not None:
@@ -133,7 +134,8 @@ class Callbacks:
     def _evaluated(self, trainer: Trainer, result: dict[str, float], step: int) -> None:
         self.evaluation.latest, self.evaluation.latest_at = result, step
         trainer.hooks.hook.rlplug_evaluated(run=trainer, metrics=result)
-        self.stopping.require(result, "eval/")
+        if result.get("eval/episodes", 1):
+            self.stopping.require(result, "eval/")
         now = step == trainer.steps
         self.log.log_row(trainer, result if now else result | {f"eval/{trainer.loop.unit}": step})
 
@@ -145,9 +147,9 @@ class Callbacks:
         with trainer.clock.phase("evaluate"):
             played = actors.wait(lambda: bool(trainer.agreement.asked) or not wait)
         if played is not None:
-            result = trainer.algorithm.episode_metrics(self.evaluation.evaluator.noted(played))
+            result = self.evaluation.evaluator.metrics(played)
             self._evaluated(trainer, result, actors.env_steps)
-            if self.manager is not None:
+            if self.manager is not None and "eval/return_mean" in result:
                 self._saved(trainer, self.manager.set_score(actors.env_steps, result["eval/return_mean"]))
 
     def finish(self, trainer: Trainer) -> None:
@@ -162,7 +164,7 @@ class Callbacks:
                     self.log.log(trainer)
                 self._estimate(trainer)
                 if self.evaluation.possible:
-                    snapshot.manifest["score"] = self.evaluate(trainer)["eval/return_mean"]
+                    snapshot.manifest["score"] = self.evaluate(trainer).get("eval/return_mean")
         if self.manager is not None:
             self._saved(trainer, self.manager.submit(snapshot))
             self._saved(trainer, self.manager.wait())

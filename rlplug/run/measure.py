@@ -19,11 +19,11 @@ from rlplug.collection.play import Stopped
 from rlplug.config.schema import Log
 from rlplug.context import ResolvedRun
 from rlplug.evaluation.evaluator import Evaluator, evaluates_itself, shares_of
-from rlplug.evaluation.video import ALONE, pictures, record
+from rlplug.evaluation.video import ALONE, pictures
 from rlplug.functional.schedule import due
 from rlplug.hooks import episode_means
 from rlplug.limits import Stopping
-from rlplug.tracking import SystemUsage
+from rlplug.tracking import SystemUsage, write_video
 from rlplug.trainer.policy import BehaviorPolicy
 from rlplug.trainer.trainer import Trainer
 from rlplug.types import Batch, ConfigError, NamedWeights, Progress, Tree
@@ -146,9 +146,11 @@ class Evaluation(Schedule):
                 parts = parts if env.traits.independent else 1
         self._parts = parts
         self.evaluator = Evaluator(policy.env, policy.algorithm, ctx, self.cfg, policy.normalize, self._share(episodes))
-        if is_async and evaluates_itself(policy.algorithm):
-            said = f"runs greedy episodes, but {policy.config.algo.name} has its own evaluation; use 0"
-            raise ConfigError("hardware.actors.evaluation", said)
+        own = {"hardware.actors.evaluation": is_async, "eval.steps": self.cfg.steps}
+        own["eval.timeout_s"] = self.cfg.timeout_s
+        if evaluates_itself(policy.algorithm) and (keys := [key for key, value in own.items() if value]):
+            said = f"runs greedy episodes, but {policy.config.algo.name} has its own evaluation"
+            raise ConfigError(keys[0], f"{said}; use {'0' if is_async else 'null'}")
         self.actors: AsyncEval | None = None  # of rank 0, once started
         self.latest_at: int | None = None
 
@@ -165,10 +167,12 @@ class Evaluation(Schedule):
             if self.cfg.record and trainer.ctx.rank == 0:
                 env, stop = policy.env(ALONE, render=True), lambda: bool(trainer.agreement.asked)
                 shown = pictures(env, policy.algorithm, policy.ctx, self.cfg.record, policy.normalize, stop)
-                record(video := trainer.run_dir / "videos" / f"step_{steps:012d}.mp4", shown, env.traits.render_fps)
+                video = trainer.run_dir / "videos" / f"step_{steps:012d}.mp4"
+                with suppress(Stopped):
+                    write_video(video, shown, env.traits.render_fps)
                 made = predictions(policy.algorithm, trainer.buffer, policy.ctx, policy.normalizer.normalized)
                 if made is not None:
-                    record(video.with_stem(f"{video.stem}_predicted"), iter(made), env.traits.render_fps)
+                    write_video(video.with_stem(f"{video.stem}_predicted"), iter(made), env.traits.render_fps)
         return metrics
 
     def _play(self, trainer: Trainer, jobs: Sequence[Job], weights: NamedWeights | None) -> list[Batch]:

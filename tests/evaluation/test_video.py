@@ -17,8 +17,8 @@ from imageio_ffmpeg import read_frames as frames
 
 import rlplug
 from rlplug.config import compose
-from rlplug.evaluation.video import record
 from rlplug.run import launch
+from rlplug.tracking import write_video
 from rlplug.types import ConfigError, RunError
 
 SHORT = ("algo=ppo", "env=cartpole", "total_steps=512", "num_envs=2", "rollout_fragment_length=64", "hardware=cpu",
@@ -57,7 +57,7 @@ def test_pictures_of_an_odd_size_are_written_one_by_one_and_without_scaling(tmp_
             yield picture
             assert sum(one() is not None for one in alive) < 4  # none is kept
 
-    record(tmp_path / "new" / "a.mp4", shown(), 25)
+    write_video(tmp_path / "new" / "a.mp4", shown(), 25)
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["a.mp4"]
     video = frames(tmp_path / "new" / "a.mp4")
     assert next(video)["size"] == (106, 76)
@@ -69,7 +69,7 @@ def test_pictures_of_an_odd_size_are_written_one_by_one_and_without_scaling(tmp_
 def test_a_video_that_cannot_be_written_says_so(tmp_path: Path):
     (tmp_path / "a.partial").symlink_to(tmp_path / "none" / "a.partial")
     with pytest.raises(RunError, match=r"a\.mp4 cannot be written: "):
-        record(tmp_path / "a.mp4", iter([np.zeros((8, 8, 3), np.uint8)] * 3), 25)
+        write_video(tmp_path / "a.mp4", iter([np.zeros((8, 8, 3), np.uint8)] * 3), 25)
     assert [*tmp_path.iterdir()] == []
 
 

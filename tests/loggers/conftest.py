@@ -15,8 +15,8 @@ import pytest
 import yaml
 
 from rlplug.api import Loop, VecEnv
-from rlplug.evaluation.video import record
 from rlplug.registry import Events, conf_folder, load
+from rlplug.tracking import write_video
 from rlplug.types import Progress
 
 
@@ -92,7 +92,7 @@ def run(tmp_path: Path) -> LoggedRun:
 def evaluated(run: LoggedRun) -> LoggedRun:
     """A run that is at step 200, with the video of an evaluation and a best checkpoint."""
     shown = (np.full((16, 16, 3), 10 * i, np.uint8) for i in range(5))
-    record(run.run_dir / "videos" / "step_000000000200.mp4", shown, 25)
+    write_video(run.run_dir / "videos" / "step_000000000200.mp4", shown, 25)
     checkpoint = run.run_dir / "checkpoints" / "step_000000000200"
     checkpoint.mkdir(parents=True)
     for name in ("manifest.json", "weights.pt", "learner.pt"):

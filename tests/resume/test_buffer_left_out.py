@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -92,7 +93,7 @@ KINDS = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_burst_of_owed_updates(kind: str, tmp_path: Path, rounds: list[tuple[int, int]]):
     train(compose([*KINDS[kind], "total_steps=200"]), tmp_path / "run")
-    most = max(b - a for (_, a), (_, b) in zip(rounds, rounds[1:], strict=False))
+    most = max(b - a for (_, a), (_, b) in pairwise(rounds))
     made = json.loads((tmp_path / "run" / "summary.json").read_text())["updates"]
     assert 0 < most < made
     rounds.clear()
@@ -100,7 +101,7 @@ def test_no_burst_of_owed_updates(kind: str, tmp_path: Path, rounds: list[tuple[
     wait = 1 if kind == "segments" else 50
     assert said == [line(wait)]
     assert all(updates == made for steps, updates in rounds if steps - 200 < wait)
-    assert max(b - a for (_, a), (_, b) in zip(rounds, rounds[1:], strict=False)) <= most
+    assert max(b - a for (_, a), (_, b) in pairwise(rounds)) <= most
     assert rounds[-1][1] > made
 
 
