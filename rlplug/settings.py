@@ -48,6 +48,8 @@ NonNegativeInt = Annotated[int, Ge(0), Le(LARGEST)]
 PositiveInt = Annotated[int, Gt(0), Le(LARGEST)]
 UnitFloat = Annotated[float, Field(ge=0.0, le=1.0)]
 AtLeastOne = Annotated[float, Field(ge=1.0)]
+StepRange: TypeAlias = PositiveInt | tuple[PositiveInt, PositiveInt]
+"""A number, or ``[low, high]`` to draw one for each sample; see ``functional.sequences.longest``."""
 
 
 def _in_order(points: list[tuple[int, Any]]) -> list[tuple[int, Any]]:

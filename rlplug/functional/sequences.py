@@ -2,12 +2,47 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeAlias
+
 import torch
 from torch import Tensor
 
 from rlplug import tree
 from rlplug.functional.returns import n_step
-from rlplug.types import Batch
+from rlplug.types import Batch, ConfigError
+
+Steps: TypeAlias = int | tuple[int, int]
+"""rewards in a target; or the lowest and the highest number, of which one is drawn for each sample"""
+Draw: TypeAlias = Callable[[int, int], Tensor]
+"""draws integers in ``[0, high)`` for every column of a sample: ``ctx.randint(high, B)``"""
+
+
+def longest(n: Steps) -> int:
+    """Return the maximum number of rewards in a target, which is the length of a window.
+
+    Raises:
+        ConfigError: the range falls.
+    """
+    low, high = (n, n) if isinstance(n, int) else n
+    if low > high:
+        raise ConfigError("algo.n_step", f"[{low}, {high}] is no range; the first number should be the smaller one")
+    return high
+
+
+def drawn_steps(n: Steps, valid: Tensor, draw: Draw | None, lead: int = 1) -> Tensor:
+    """Return which rows of the windows belong to targets of ``n`` rewards, drawn for each column: ``valid``, or less.
+
+    Args:
+        valid: ``[n+1, ..., B]``, or with agents ``[n+1, ..., B, N]``.
+        draw: draws the numbers of a range; None: all have the maximum.
+        lead: axes before that of ``B``.
+    """
+    if isinstance(n, int) or draw is None:
+        return valid
+    steps = n[0] + draw(n[1] - n[0] + 1, valid.shape[lead])
+    row = torch.arange(len(valid), device=valid.device)
+    return valid & (row.view(-1, *(1,) * (valid.ndim - 1)) < steps.view(-1, *(1,) * (valid.ndim - lead - 1)))
 
 
 def carry_before(batch: Batch) -> Batch:
@@ -47,9 +82,9 @@ def chunks(batch: Batch, length: int) -> Batch:
 
 
 def n_step_rows(
-    reward: Tensor, terminated: Tensor, valid: Tensor, gamma: float, n: int
+    reward: Tensor, terminated: Tensor, valid: Tensor, gamma: float, n: Steps, draw: Draw | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute ``n_step`` from every row of a sequence that is followed by ``n`` rows.
+    """Compute ``n_step`` from every row of a sequence that is followed by ``n`` rows, for a range the maximum.
 
     Args:
         reward: ``[L+n, B]``, or ``[L+n, B, N]`` as ``terminated`` and ``valid``; rows that are not valid are ignored.
@@ -57,24 +92,27 @@ def n_step_rows(
         valid: ``[L+n, B]`` bool; the last row is not read.
         gamma: discount factor.
         n: rewards in a target.
+        draw: draws the numbers of a range, one for each sequence; None: its maximum.
 
     Returns:
         ``ret [L, B]``, the discounted sums; ``discount [L, B]``, ``gamma^k`` or 0 after termination;
         ``last [L, B]`` int64, the row of the sequence to bootstrap from. Rows that are not valid hold no
         transition: 0, 1 and the row itself.
     """
-    reward, terminated, valid = (x.unfold(0, n + 1, 1).movedim(-1, 0) for x in (reward, terminated, valid))
-    ret, discount, k = n_step(reward, terminated, valid, gamma)
+    reward, terminated, valid = (x.unfold(0, longest(n) + 1, 1).movedim(-1, 0) for x in (reward, terminated, valid))
+    ret, discount, k = n_step(reward, terminated, drawn_steps(n, valid, draw, 2), gamma)
     return ret, discount, k + torch.arange(len(k), device=k.device).view(-1, *(1,) * (k.ndim - 1))
 
 
-def n_step_transitions(batch: Batch, gamma: float) -> Batch:
-    """Combine each window of ``n`` transitions into one: row 0, and the row that its target bootstraps from.
+def n_step_transitions(batch: Batch, gamma: float, n: Steps = 1, draw: Draw | None = None) -> Batch:
+    """Combine each window of transitions into one: row 0, and the row that its target bootstraps from.
 
     Args:
         batch: leaves ``[n+1, B, ...]``: ``obs``, ``action``, ``reward``, ``terminated``, ``valid``, optionally
             ``action_mask``. Row 0 is valid, as in a sample of a replay; of agents, which have ``alive``, it may not be.
         gamma: discount factor.
+        n: rewards in a target: all of the window if it is a number; a range ends at the window.
+        draw: draws the numbers of a range, one for each window; None: its maximum.
 
     Returns:
         ``returns`` and ``discount`` of ``n_step``; ``obs``, ``action`` and ``action_mask`` of row 0, and of agents
@@ -85,13 +123,14 @@ def n_step_transitions(batch: Batch, gamma: float) -> Batch:
     if batch["valid"].shape[0] == 2:
         ret, discount, to = batch["reward"][0], torch.where(batch["terminated"][0], 0.0, gamma), 1
     else:
-        ret, discount, last = n_step(batch["reward"], batch["terminated"], batch["valid"], gamma)
+        valid = drawn_steps(n, batch["valid"], draw)
+        ret, discount, last = n_step(batch["reward"], batch["terminated"], valid, gamma)
         to = last, torch.arange(len(ret), device=ret.device)
     following = tree.take({f"next_{key}": batch[key] for key in keys}, to)
     return first | following | {"returns": ret, "discount": discount}
 
 
-def n_step_sequences(batch: Batch, gamma: float, n: int, burn_in: int = 0) -> Batch:
+def n_step_sequences(batch: Batch, gamma: float, n: Steps, burn_in: int = 0, draw: Draw | None = None) -> Batch:
     """Compute n-step targets of the ``L`` rows of a sequence between the burn-in and the last ``n`` rows.
 
     Args:
@@ -100,6 +139,7 @@ def n_step_sequences(batch: Batch, gamma: float, n: int, burn_in: int = 0) -> Ba
         gamma: discount factor.
         n: rewards in a target.
         burn_in: rows that only warm up a recurrent state.
+        draw: draws the numbers of a range, one for each sequence; None: its maximum.
 
     Returns:
         ``obs``, ``is_first`` and ``carry`` unchanged, for an unroll; ``returns``, ``discount`` and ``last`` of
@@ -107,7 +147,7 @@ def n_step_sequences(batch: Batch, gamma: float, n: int, burn_in: int = 0) -> Ba
         ``action_mask`` of the ``L`` rows, and ``next_action_mask`` of those to bootstrap from: ``[L, B, ...]``.
     """
     reward, terminated, valid, action = (batch[key][burn_in:] for key in ("reward", "terminated", "valid", "action"))
-    ret, discount, last = n_step_rows(reward, terminated, valid, gamma, n)
+    ret, discount, last = n_step_rows(reward, terminated, valid, gamma, n, draw)
     out = {key: batch[key] for key in ("obs", "is_first", "carry") if key in batch}
     out |= {
         "action": action[: len(ret)],
@@ -122,16 +162,16 @@ def n_step_sequences(batch: Batch, gamma: float, n: int, burn_in: int = 0) -> Ba
     return out
 
 
-def n_step_segment(batch: Batch, gamma: float, n: int) -> Batch:
+def n_step_segment(batch: Batch, gamma: float, n: Steps) -> Batch:
     """Compute n-step targets of all ``T`` rows of a collected segment; those of its last rows use fewer steps.
 
     Args:
         batch: leaves ``[T+1, B, ...]``, as for ``n_step_sequences``; row T is not valid.
         gamma: discount factor.
-        n: maximum number of rewards in a target.
+        n: maximum number of rewards in a target, or a range, whose maximum it takes.
 
     Returns:
         As ``n_step_sequences``, with ``L = T``.
     """
-    more = [-1] * (n - 1)  # copies of row T, which begin no transition either
+    more = [-1] * (longest(n) - 1)  # copies of row T, which begin no transition either
     return n_step_sequences(tree.map(lambda x: torch.cat((x, x[more])), batch), gamma, n) | {"obs": batch["obs"]}

@@ -134,8 +134,7 @@ class Callbacks:
     def _evaluated(self, trainer: Trainer, result: dict[str, float], step: int) -> None:
         self.evaluation.latest, self.evaluation.latest_at = result, step
         trainer.hooks.hook.rlplug_evaluated(run=trainer, metrics=result)
-        if result.get("eval/episodes", 1):
-            self.stopping.require(result, "eval/")
+        self.stopping.require(result, "eval/")
         now = step == trainer.steps
         self.log.log_row(trainer, result if now else result | {f"eval/{trainer.loop.unit}": step})
 
@@ -208,8 +207,7 @@ def capture(trainer: Trainer, score: float | None = None) -> Snapshot:
     manifest |= {"rollout_length": trainer.ctx.rollout_length, "batch_size": trainer.ctx.batch_size}
     manifest |= {"spec": to_json(ctx.spec), "config": trainer.config.raw}
     copies = {name: copy_to_host(part) for name, part in trees.items()}
-    chunks = callbacks.row_log.chunks if "buffer" in own else []
-    return Snapshot(manifest, copies, [*chunks], ctx.rank, plan.world_size)
+    return Snapshot(manifest, copies, callbacks.row_log.chunks if "buffer" in own else [], ctx.rank, plan.world_size)
 
 
 def _learner(trainer: Trainer) -> dict[str, Tree]:

@@ -6,7 +6,15 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
-from rlplug.functional.sequences import chunks, n_step_rows, n_step_segment, n_step_sequences, n_step_transitions
+from rlplug.functional.sequences import (
+    chunks,
+    longest,
+    n_step_rows,
+    n_step_segment,
+    n_step_sequences,
+    n_step_transitions,
+)
+from rlplug.types import ConfigError
 from tests.functional.streams import n_step_of_episode, streams
 
 
@@ -120,3 +128,96 @@ def test_targets_of_a_segment_end_with_it(stream, gamma, n):
         for t in range(episode.length):
             expected = n_step_of_episode(reward[:-1], value, episode.end, gamma, n, t)
             assert_close(target[episode.start + t, episode.column], expected)
+
+
+# ---- a number of rewards for each sample ---------------------------------------------------------------------------
+
+
+def by_hand(batch, t: int, column: int, n: int, gamma: float) -> tuple[float, float, int]:
+    """Return sum, discount and row to bootstrap from of the transition at a row."""
+    total, factor = 0.0, 1.0
+    for k in range(n):
+        if not batch["valid"][t + k, column]:
+            return total, factor, t + k
+        total += factor * batch["reward"][t + k, column].item()
+        factor *= gamma
+        if batch["terminated"][t + k, column]:
+            return total, 0.0, t + k + 1
+    return total, factor, t + n
+
+
+def uneven(rows: int, columns: int):
+    """Rows with random rewards, in double precision; some episodes terminate and some are truncated."""
+    torch.manual_seed(1)
+    batch = rollout(rows - 1, columns)
+    batch |= {"action": torch.zeros(rows, columns), "reward": torch.randn(rows, columns, dtype=torch.float64)}
+    batch |= {key: torch.zeros(rows, columns, dtype=torch.bool) for key in ("terminated", "is_first")}
+    for column in range(1, columns):
+        end = 1 + column % (rows - 2)
+        batch["valid"][end, column], batch["terminated"][end - 1, column] = False, column % 2 == 0
+    return batch
+
+
+def drawing(numbers):
+    def draw(high: int, count: int):
+        assert (high, count) == (4, len(numbers))
+        return numbers
+
+    return draw
+
+
+def test_each_window_has_its_own_number():
+    columns, gamma = 4 * 6, 0.7
+    batch, drawn = uneven(6, columns), torch.arange(columns) % 4  # every number with every end
+    out = n_step_transitions(batch, gamma, (2, 5), drawing(drawn))
+    for b in range(columns):
+        total, discount, last = by_hand(batch, 0, b, 2 + int(drawn[b]), gamma)
+        assert_close(out["returns"][b].item(), total, rtol=1e-12, atol=1e-12)
+        assert_close(out["discount"][b].item(), discount, rtol=1e-12, atol=1e-12)
+        assert out["next_obs"]["place"][b].tolist() == [last, b]
+
+
+@pytest.mark.parametrize("burn_in", [0, 2])
+def test_each_sequence_has_its_own_number(burn_in):
+    columns, gamma, length = 4 * 6, 0.7, 3
+    batch, drawn = uneven(burn_in + length + 5, columns), torch.arange(columns) % 4
+    out = n_step_sequences(batch, gamma, (2, 5), burn_in, drawing(drawn))
+    assert out["last"].shape == (length, columns)
+    for b in range(columns):
+        for t in range(length):
+            total, discount, last = by_hand(batch, burn_in + t, b, 2 + int(drawn[b]), gamma)
+            found = (out[key][t, b].item() for key in ("returns", "discount"))
+            assert_close(tuple(found), (total, discount), rtol=1e-12, atol=1e-12)
+            assert out["last"][t, b] == last - burn_in
+
+
+def test_agents_of_a_sequence_share_its_number():
+    columns, agents, gamma = 4, 3, 0.7
+    batch = uneven(7, columns * agents)
+    of_agents = (batch[key].view(7, columns, agents) for key in ("reward", "terminated", "valid"))
+    ret, discount, last = n_step_rows(*of_agents, gamma, (2, 5), drawing(torch.arange(4)))
+    for b in range(columns):
+        for agent in range(agents):
+            expected = by_hand(batch, 0, b * agents + agent, 2 + b, gamma)
+            found = (x[0, b, agent].item() for x in (ret, discount, last))
+            assert_close(tuple(map(float, found)), tuple(map(float, expected)), rtol=1e-12, atol=1e-12)
+
+
+def test_without_draws_a_range_is_its_maximum():
+    batch = uneven(9, 5)
+    for some, others in (
+        (n_step_transitions(batch, 0.7, (2, 8)), n_step_transitions(batch, 0.7)),
+        (n_step_sequences(batch, 0.7, (2, 5)), n_step_sequences(batch, 0.7, 5)),
+        (n_step_segment(batch, 0.7, (2, 5)), n_step_segment(batch, 0.7, 5)),
+    ):
+        assert all(torch.equal(some[key], others[key]) for key in ("returns", "discount"))
+
+
+def test_the_longest_of_a_range_is_its_second_number():
+    assert [longest(n) for n in (3, (1, 5), (4, 4))] == [3, 5, 4]
+    with pytest.raises(ConfigError) as refused:
+        longest((5, 1))
+    assert (refused.value.key, refused.value.message) == (
+        "algo.n_step",
+        "[5, 1] is no range; the first number should be the smaller one",
+    )

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from rlplug.api import Algorithm, Clip, Context, Learner, Losses, Needs, Optim, Window
 from rlplug.functional.offline import sampled_log_sum_exp
 from rlplug.functional.quadrature import normal_points
-from rlplug.functional.sequences import n_step_transitions
+from rlplug.functional.sequences import longest, n_step_transitions
 from rlplug.functional.targets import polyak_
 from rlplug.nn import Adam, TanhGaussianHead, critic_for, frozen
 from rlplug.settings import (
@@ -27,6 +27,7 @@ from rlplug.settings import (
     PositiveFloat,
     PositiveInt,
     Scheduled,
+    StepRange,
     UnitFloat,
     option,
     settings,
@@ -40,7 +41,7 @@ class CQL(Algorithm):
     @settings
     class Config:
         gamma: UnitFloat = option("Discount factor.")
-        n_step: PositiveInt = option("Rewards in the target before bootstrapping.")
+        n_step: StepRange = option("Rewards in the target before bootstrapping; [1, 5]: drawn for each sample.")
         twin_q: bool = option("Two critics; targets and policy use the minimum.")
         tau: UnitFloat = option("Polyak step of the target critics.")
         conservative_weight: NonNegativeFloat = option("Weight of the conservative term; 0: SAC.")
@@ -72,7 +73,7 @@ class CQL(Algorithm):
                 "algo.conservative_weight", "0 cannot grow; with algo.lagrangian_thresh it should be above 0"
             )
         keys = ("obs", "action", "reward", "terminated", "valid")
-        return Needs(Window(cfg.n_step), data="windows", off_policy=True, perturbable=True, keys=keys)
+        return Needs(Window(longest(cfg.n_step)), data="windows", off_policy=True, perturbable=True, keys=keys)
 
     def __init__(self, cfg: Config, ctx: Context) -> None:
         super().__init__()
@@ -140,7 +141,8 @@ class CQL(Algorithm):
 
     def prepare(self, batch: Batch) -> Batch:
         """Sum ``n_step`` rewards, and sample actions or their noise."""
-        out, n, draw = n_step_transitions(batch, self.cfg.gamma), self.cfg.num_actions, self.ctx.randn
+        out = n_step_transitions(batch, self.cfg.gamma, self.cfg.n_step, self.ctx.randint)
+        n, draw = self.cfg.num_actions, self.ctx.randn
         action = out["action"].flatten(1) if self.shape else out["action"].unsqueeze(-1)
         out["action"] = action.clamp(-1.0, 1.0)  # as executed: Gaussian actions may be out of bounds
         rows = len(out["returns"])

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from rlplug.api import Algorithm, Clip, Context, Learner, Losses, Model, Needs, Optim, Window
 from rlplug.functional.priorities import sequence_priority
-from rlplug.functional.sequences import carry_before, n_step_segment, n_step_sequences, n_step_transitions
+from rlplug.functional.sequences import carry_before, longest, n_step_segment, n_step_sequences, n_step_transitions
 from rlplug.functional.targets import polyak_
 from rlplug.functional.td import huber
 from rlplug.nn import Adam, Linear, critic_for, frozen, precise, unroll
@@ -30,6 +30,7 @@ from rlplug.settings import (
     PositiveFloat,
     PositiveInt,
     Scheduled,
+    StepRange,
     UnitFloat,
     option,
     settings,
@@ -56,7 +57,7 @@ class DDPG(Algorithm):
     @settings
     class Config:
         gamma: UnitFloat = option("Discount factor.")
-        n_step: PositiveInt = option("Rewards in the target before bootstrapping.")
+        n_step: StepRange = option("Rewards in the target before bootstrapping; [1, 5]: drawn for each sample.")
         twin_q: bool = option("Two critics; the target uses the minimum.")
         policy_delay: PositiveInt = option("Critic updates per update of the policy and the target networks.")
         target_noise: NonNegativeFloat = option(
@@ -86,14 +87,14 @@ class DDPG(Algorithm):
         if not (isinstance(action, spaces.Box) and action.is_bounded()):
             said = f"needs continuous actions within bounds, but the environment's are {action}"
             raise ConfigError("algo", f"{said}; use algo=ppo")
-        keys = ("obs", "action", "reward", "terminated", "valid")
+        window, keys = Window(longest(cfg.n_step)), ("obs", "action", "reward", "terminated", "valid")
         keys += ("priority",) if cfg.worker_side_prioritization else ()
-        return Needs(Window(cfg.n_step), data="windows", off_policy=True, perturbable=True, noise="gaussian", keys=keys)
+        return Needs(window, data="windows", off_policy=True, perturbable=True, noise="gaussian", keys=keys)
 
     @classmethod
     def recurrent(cls, cfg: Config, needs: Needs) -> Needs:
-        window, ahead, keys = cfg.sequence_length + cfg.n_step - 1, cfg.n_step - 1, (*needs.keys, "is_first", "carry")
-        return replace(needs, window=Window(window, cfg.burn_in, cfg.stride, ahead), keys=keys)
+        ahead, keys = needs.window.length - 1, (*needs.keys, "is_first", "carry")
+        return replace(needs, window=Window(cfg.sequence_length + ahead, cfg.burn_in, cfg.stride, ahead), keys=keys)
 
     def __init__(self, cfg: Config, ctx: Context) -> None:
         super().__init__()
@@ -149,9 +150,9 @@ class DDPG(Algorithm):
     def prepare(self, batch: Batch) -> Batch:
         """Sum ``n_step`` rewards, and sample the noise of the target policy's actions."""
         if self.sequences:
-            out = n_step_sequences(batch, self.cfg.gamma, self.cfg.n_step, self.cfg.burn_in)
+            out = n_step_sequences(batch, self.cfg.gamma, self.cfg.n_step, self.cfg.burn_in, self.ctx.randint)
         else:
-            out = n_step_transitions(batch, self.cfg.gamma)
+            out = n_step_transitions(batch, self.cfg.gamma, self.cfg.n_step, self.ctx.randint)
         out["action"] = out["action"].reshape(*out["returns"].shape, self.size).clamp(-1.0, 1.0)  # as executed
         if self.cfg.target_noise:
             *lead, columns = out["returns"].shape  # every rank takes the noise of its own columns

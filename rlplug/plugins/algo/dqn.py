@@ -20,7 +20,7 @@ from rlplug.api import Algorithm, Clip, Context, Learner, Losses, Model, Needs, 
 from rlplug.functional.distributional import kl_divergence, project
 from rlplug.functional.offline import log_sum_exp
 from rlplug.functional.priorities import sequence_priority
-from rlplug.functional.sequences import carry_before, n_step_segment, n_step_sequences, n_step_transitions
+from rlplug.functional.sequences import carry_before, longest, n_step_segment, n_step_sequences, n_step_transitions
 from rlplug.functional.targets import polyak_
 from rlplug.functional.td import dueling, forbid, gather_action, greedy, huber, inverse_rescale, rescale
 from rlplug.nn import Adam, Module, unroll
@@ -31,6 +31,7 @@ from rlplug.settings import (
     PositiveFloat,
     PositiveInt,
     Scheduled,
+    StepRange,
     UnitFloat,
     option,
     settings,
@@ -74,7 +75,7 @@ class DQN(Algorithm):
     @settings
     class Config:
         gamma: UnitFloat = option("Discount factor.")
-        n_step: PositiveInt = option("Rewards in the target before bootstrapping.")
+        n_step: StepRange = option("Rewards in the target before bootstrapping; [1, 5]: drawn for each sample.")
         double_q: bool = option("Double Q-learning: the online network chooses the target action.")
         dueling: bool = option("Dueling network: separate streams for value and advantages.")
         noisy: bool = option("Noisy layers in the heads for exploration; use with exploration=[].")
@@ -109,15 +110,15 @@ class DQN(Algorithm):
             )
         if cfg.num_atoms > 1 and cfg.v_min >= cfg.v_max:
             raise ConfigError("algo.v_max", f"{cfg.v_max} should be above algo.v_min, which is {cfg.v_min}")
-        keys = ("obs", "action", "reward", "terminated", "valid", "action_mask")
+        window, keys = Window(longest(cfg.n_step)), ("obs", "action", "reward", "terminated", "valid", "action_mask")
         keys += ("priority",) if cfg.worker_side_prioritization else ()
         noise = "" if cfg.noisy else "epsilon_greedy"
-        return Needs(Window(cfg.n_step), data="windows", off_policy=True, perturbable=True, noise=noise, keys=keys)
+        return Needs(window, data="windows", off_policy=True, perturbable=True, noise=noise, keys=keys)
 
     @classmethod
     def recurrent(cls, cfg: Config, needs: Needs) -> Needs:
-        window, ahead, keys = cfg.sequence_length + cfg.n_step - 1, cfg.n_step - 1, (*needs.keys, "is_first", "carry")
-        return replace(needs, window=Window(window, cfg.burn_in, cfg.stride, ahead), keys=keys)
+        ahead, keys = needs.window.length - 1, (*needs.keys, "is_first", "carry")
+        return replace(needs, window=Window(cfg.sequence_length + ahead, cfg.burn_in, cfg.stride, ahead), keys=keys)
 
     def __init__(self, cfg: Config, ctx: Context) -> None:
         super().__init__()
@@ -183,9 +184,9 @@ class DQN(Algorithm):
         for network in (self.online, self.target):
             redraw(network.noisy, self.ctx.randn)
         if self.sequences:
-            out = n_step_sequences(batch, self.cfg.gamma, self.cfg.n_step, self.cfg.burn_in)
+            out = n_step_sequences(batch, self.cfg.gamma, self.cfg.n_step, self.cfg.burn_in, self.ctx.randint)
         else:
-            out = n_step_transitions(batch, self.cfg.gamma)
+            out = n_step_transitions(batch, self.cfg.gamma, self.cfg.n_step, self.ctx.randint)
         return out | {key: batch[key] for key in ("weight",) if key in batch}
 
     def forward(self, batch: Batch, parts: Sequence[str]) -> Losses:

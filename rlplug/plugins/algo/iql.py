@@ -16,10 +16,10 @@ from torch import Tensor, nn
 
 from rlplug.api import Algorithm, Clip, Context, Learner, Losses, Model, Needs, Optim, Window
 from rlplug.functional.offline import expectile_loss
-from rlplug.functional.sequences import n_step_transitions
+from rlplug.functional.sequences import longest, n_step_transitions
 from rlplug.functional.targets import polyak_
 from rlplug.nn import Adam, Distribution, Linear, Policy, critic_for, precise
-from rlplug.settings import NonNegativeFloat, PositiveFloat, PositiveInt, Scheduled, UnitFloat, option, settings
+from rlplug.settings import NonNegativeFloat, PositiveFloat, Scheduled, StepRange, UnitFloat, option, settings
 from rlplug.types import Batch, ConfigError, EnvSpec, Mode
 
 
@@ -41,7 +41,7 @@ class IQL(Algorithm):
     @settings
     class Config:
         gamma: UnitFloat = option("Discount factor.")
-        n_step: PositiveInt = option("Rewards in the target before bootstrapping.")
+        n_step: StepRange = option("Rewards in the target before bootstrapping; [1, 5]: drawn for each sample.")
         tau: UnitFloat = option("Polyak step of the target critics.")
         expectile: UnitFloat = option("Expectile of the dataset actions' values; 0.5: mean, near 1: maximum.")
         beta: NonNegativeFloat = option("Inverse temperature of the advantages; 0: behavioral cloning.")
@@ -58,8 +58,8 @@ class IQL(Algorithm):
         gaussian = isinstance(spec.single_agent.action, spaces.Box)  # samples may be out of bounds; noise is clipped
         if not 0.0 < cfg.expectile < 1.0:
             raise ConfigError("algo.expectile", f"{cfg.expectile} should be greater than 0 and less than 1")
-        keys = ("obs", "action", "reward", "terminated", "valid", "action_mask")
-        return Needs(Window(cfg.n_step), data="windows", off_policy=True, perturbable=not gaussian, keys=keys)
+        window, keys = Window(longest(cfg.n_step)), ("obs", "action", "reward", "terminated", "valid", "action_mask")
+        return Needs(window, data="windows", off_policy=True, perturbable=not gaussian, keys=keys)
 
     def __init__(self, cfg: Config, ctx: Context) -> None:
         super().__init__()
@@ -94,7 +94,7 @@ class IQL(Algorithm):
 
     def prepare(self, batch: Batch) -> Batch:
         """Sum ``n_step`` rewards from every sampled row."""
-        out = n_step_transitions(batch, self.cfg.gamma)
+        out = n_step_transitions(batch, self.cfg.gamma, self.cfg.n_step, self.ctx.randint)
         return out | {key: batch[key] for key in ("weight",) if key in batch}
 
     def forward(self, batch: Batch, parts: Sequence[str]) -> Losses:

@@ -21,7 +21,7 @@ from rlplug.agents import fold, unfold
 from rlplug.api import Algorithm, Clip, Context, Learner, Losses, Model, Needs, Optim, Window
 from rlplug.functional.mixing import present, team_reward
 from rlplug.functional.priorities import sequence_priority
-from rlplug.functional.sequences import carry_before, n_step_rows
+from rlplug.functional.sequences import Draw, carry_before, longest, n_step_rows
 from rlplug.functional.targets import polyak_
 from rlplug.functional.td import forbid, gather_action, greedy
 from rlplug.nn import Flatten, Linear, Mixing, Module, adam_or_rmsprop, mixer_for, precise, unroll
@@ -31,6 +31,7 @@ from rlplug.settings import (
     PositiveFloat,
     PositiveInt,
     Scheduled,
+    StepRange,
     UnitFloat,
     option,
     settings,
@@ -82,7 +83,7 @@ class QMIX(Algorithm):
             "Sample whole episodes, train_batch_size of them, or windows of transitions."
         )
         gamma: UnitFloat = option("Discount factor.")
-        n_step: PositiveInt = option("Rewards in the target before bootstrapping.")
+        n_step: StepRange = option("Rewards in the target before bootstrapping; [1, 5]: drawn for each sample.")
         double_q: bool = option("Double Q-learning: the online network chooses the target actions.")
         tau: UnitFloat = option("Polyak step of the target networks; 1: copy.")
         target_network_update_freq: PositiveInt = option("Environment steps between updates of the target networks.")
@@ -109,16 +110,17 @@ class QMIX(Algorithm):
         keys = ("obs", "action", "reward", "terminated", "valid", "alive", "agent_is_first", "action_mask")
         keys += ("state",) * ("state" in spec.extras and cfg.mixer == "qmix") + ("prev_action",) * cfg.last_action
         keys += ("priority",) * cfg.worker_side_prioritization
-        data = "episodes" if cfg.batch_mode == "complete_episodes" else "windows"
-        window = Window() if data == "episodes" else Window(cfg.n_step)
+        window, data = Window(longest(cfg.n_step)), "windows"
+        if cfg.batch_mode == "complete_episodes":
+            window, data = Window(), "episodes"
         return Needs(window, data=data, off_policy=True, perturbable=True, noise="epsilon_greedy", keys=keys)
 
     @classmethod
     def recurrent(cls, cfg: Config, needs: Needs) -> Needs:
         if needs.data == "episodes":
             return needs
-        window, ahead = cfg.sequence_length + cfg.n_step - 1, cfg.n_step - 1
-        return replace(needs, window=Window(window, cfg.burn_in, cfg.stride, ahead), keys=(*needs.keys, "carry"))
+        ahead, keys = needs.window.length - 1, (*needs.keys, "carry")
+        return replace(needs, window=Window(cfg.sequence_length + ahead, cfg.burn_in, cfg.stride, ahead), keys=keys)
 
     def __init__(self, cfg: Config, ctx: Context) -> None:
         super().__init__()
@@ -179,18 +181,19 @@ class QMIX(Algorithm):
         return value if self.team else value.mean(-1)
 
     def prepare(self, batch: Batch) -> Batch:
-        return self._targets(batch, self.ctx.needs.data == "episodes", self.burn_in)
+        return self._targets(batch, self.ctx.needs.data == "episodes", self.burn_in, self.ctx.randint)
 
-    def _targets(self, batch: Batch, whole: bool, burn_in: int) -> Batch:
+    def _targets(self, batch: Batch, whole: bool, burn_in: int, draw: Draw | None = None) -> Batch:
         """Sum ``n_step`` rewards from every row to train on: of the team, or of each agent if nothing is mixed.
 
         Args:
             whole: every row is trained on, the last ones with fewer rewards.
+            draw: draws ``n_step`` of a range; None: its maximum.
         """
         cfg, passed = self.cfg, {key: batch[key] for key in ("weight", "carry") if key in batch}
         rows = {key: x for key, x in batch.items() if key not in ("index", "sample_prob", *passed)}
         if whole:  # copies of the last row, which begin no transition either
-            more = [-1] * (cfg.n_step - 1)
+            more = [-1] * (longest(cfg.n_step) - 1)
             rows = tree.map(lambda x: torch.cat((x, x[more])), rows)
         out = passed | {key: rows[key] for key in ("obs", "agent_is_first", "prev_action") if key in rows}
         rows = tree.take(rows, slice(burn_in, None))
@@ -201,7 +204,9 @@ class QMIX(Algorithm):
             reward, starts = team_reward(reward, alive), valid
         else:
             starts = valid.unsqueeze(-1) & alive
-        out["returns"], out["discount"], out["last"] = n_step_rows(reward, terminated, starts, cfg.gamma, cfg.n_step)
+        out["returns"], out["discount"], out["last"] = n_step_rows(
+            reward, terminated, starts, cfg.gamma, cfg.n_step, draw
+        )
         out |= {key: rows[key][: len(out["last"])] for key in ("action", "alive", "valid")}
         if (state := self._state(rows)) is not None:
             out["mixer_state"] = state

@@ -22,7 +22,7 @@ from rlplug import tree
 from rlplug.api import Algorithm, Clip, Context, Learner, Losses, Needs, Optim, Window
 from rlplug.functional.priorities import sequence_priority
 from rlplug.functional.quadrature import normal_points
-from rlplug.functional.sequences import carry_before, n_step_sequences, n_step_transitions
+from rlplug.functional.sequences import carry_before, longest, n_step_sequences, n_step_transitions
 from rlplug.functional.targets import polyak_
 from rlplug.nn import Adam, MultiCategoricalHead, TanhGaussianHead, choices_of, critic_for, frozen, unroll
 from rlplug.settings import (
@@ -31,6 +31,7 @@ from rlplug.settings import (
     PositiveFloat,
     PositiveInt,
     Scheduled,
+    StepRange,
     UnitFloat,
     option,
     settings,
@@ -44,7 +45,7 @@ class SAC(Algorithm):
     @settings
     class Config:
         gamma: UnitFloat = option("Discount factor.")
-        n_step: PositiveInt = option("Rewards in the target before bootstrapping.")
+        n_step: StepRange = option("Rewards in the target before bootstrapping; [1, 5]: drawn for each sample.")
         twin_q: bool = option("Two critics; targets and policy use the minimum.")
         tau: UnitFloat = option("Polyak step of the target critics.")
         target_update_period: PositiveInt = option("Critic updates between two updates of the target.")
@@ -72,12 +73,12 @@ class SAC(Algorithm):
             case _:
                 served = "Box, Discrete, MultiDiscrete and MultiBinary"
                 raise ConfigError("algo", f"sac serves {served} actions, but the environment's are {action}")
-        return Needs(Window(cfg.n_step), data="windows", off_policy=True, perturbable=True, keys=keys)
+        return Needs(Window(longest(cfg.n_step)), data="windows", off_policy=True, perturbable=True, keys=keys)
 
     @classmethod
     def recurrent(cls, cfg: Config, needs: Needs) -> Needs:
-        window, ahead, keys = cfg.sequence_length + cfg.n_step - 1, cfg.n_step - 1, (*needs.keys, "is_first", "carry")
-        return replace(needs, window=Window(window, cfg.burn_in, cfg.stride, ahead), keys=keys)
+        ahead, keys = needs.window.length - 1, (*needs.keys, "is_first", "carry")
+        return replace(needs, window=Window(cfg.sequence_length + ahead, cfg.burn_in, cfg.stride, ahead), keys=keys)
 
     def __init__(self, cfg: Config, ctx: Context) -> None:
         super().__init__()
@@ -154,14 +155,13 @@ class SAC(Algorithm):
     def prepare(self, batch: Batch) -> Batch:
         """Sum ``n_step`` rewards, and sample the noise of both reparameterized actions."""
         if self.sequences:
-            out = n_step_sequences(batch, self.cfg.gamma, self.cfg.n_step, self.cfg.burn_in)
+            out = n_step_sequences(batch, self.cfg.gamma, self.cfg.n_step, self.cfg.burn_in, self.ctx.randint)
         else:
-            out = n_step_transitions(batch, self.cfg.gamma)
+            out = n_step_transitions(batch, self.cfg.gamma, self.cfg.n_step, self.ctx.randint)
         out["action"] = out["action"].flatten(out["returns"].ndim) if self.shape else out["action"].unsqueeze(-1)
         if not self.discrete:
             *lead, columns = out["returns"].shape  # every rank takes the noise of its own columns
-            for name in ("noise", "next_noise"):
-                out[name] = self.ctx.randn(columns, *lead, self.size).transpose(0, len(lead))
+            out |= {k: self.ctx.randn(columns, *lead, self.size).movedim(0, -2) for k in ("noise", "next_noise")}
             out["action"] = out["action"].clamp(-1.0, 1.0)  # as executed, if another policy recorded them
         return out | {key: batch[key] for key in ("weight",) if key in batch}
 
