@@ -1,10 +1,12 @@
 import re
+from types import SimpleNamespace
 
 import gymnasium
 import numpy as np
 import pytest
 from gymnasium.spaces import Box
 
+from rlplug.config import compose
 from rlplug.envs import EnvList, NativeVector
 from rlplug.types import ConfigError
 from tests.envs.making import gym
@@ -103,6 +105,30 @@ def test_a_module_in_the_id_is_imported(tmp_path, monkeypatch, register):
     (tmp_path / "brings_walk.py").write_text(f"import gymnasium\n{code}")
     monkeypatch.syspath_prepend(tmp_path)
     assert gym("brings_walk:Brought-v0").spec.max_episode_steps == 5
+
+
+class Louder(gymnasium.RewardWrapper):
+    """Multiplies rewards."""
+
+    def __init__(self, env, factor=2.0):
+        super().__init__(env)
+        self.factor = factor
+
+    def reward(self, reward):
+        return self.factor * float(reward)
+
+
+def test_a_command_line_names_environment_and_wrappers_by_module():
+    rewards = []
+    for wrappers in ("[]", f"[{__name__}:Louder,{{entry_point:'{__name__}:Louder',kwargs:{{factor:5.0}}}}]"):
+        words = ["algo=ppo", "env=tests.envs.walking:Walk", "env.max_episode_steps=5", f"env.wrappers={wrappers}"]
+        config = compose(words)
+        env = config.env.build(SimpleNamespace(env_ids=range(2), num_envs=2, render=False, role="actor"))
+        assert env.spec.max_episode_steps == 5
+        env.reset([0, 1])
+        rewards.append(env.step(np.ones(2, np.int64))["reward"].copy())
+    np.testing.assert_allclose(rewards[1], 10.0 * rewards[0], rtol=1e-6)
+    assert (rewards[0] != 0).all()
 
 
 @pytest.mark.parametrize(
