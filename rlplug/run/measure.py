@@ -140,14 +140,13 @@ class Evaluation(Schedule):
     def __init__(self, policy: BehaviorPolicy, is_async: bool) -> None:
         super().__init__(policy.config.eval.every, policy.config.env.cls.traits.playable)
         self.policy, self.cfg, self.is_async = policy, policy.config.eval, is_async
-        ctx, episodes, parts = policy.ctx, self.cfg.episodes, 1 if is_async else policy.ctx.world_size
+        ctx, cfg, parts = policy.ctx, self.cfg, 1 if is_async else policy.ctx.world_size
         if parts > 1:
             with closing(policy.env(ALONE)) as env:
                 parts = parts if env.traits.independent else 1
         self._parts = parts
-        self.evaluator = Evaluator(policy.env, policy.algorithm, ctx, self.cfg, policy.normalize, self._share(episodes))
-        own = {"hardware.actors.evaluation": is_async, "eval.steps": self.cfg.steps}
-        own["eval.timeout_s"] = self.cfg.timeout_s
+        self.evaluator = Evaluator(policy.env, policy.algorithm, ctx, cfg, policy.normalize, self._share(cfg.episodes))
+        own = {"hardware.actors.evaluation": is_async, "eval.steps": cfg.steps, "eval.timeout_s": cfg.timeout_s}
         if evaluates_itself(policy.algorithm) and (keys := [key for key, value in own.items() if value]):
             said = f"runs greedy episodes, but {policy.config.algo.name} has its own evaluation"
             raise ConfigError(keys[0], f"{said}; use {'0' if is_async else 'null'}")
