@@ -284,7 +284,7 @@ class TanhGaussian(DiagGaussian):
     def entropy(self) -> Tensor:
         """Return the entropy ``[...]`` by a trapezoidal rule, to 1e-5 for standard deviations up to 2."""
         z = torch.linspace(-6.0, 6.0, POINTS, dtype=self.mean.dtype, device=self.mean.device)
-        u = torch.addcmul(self.mean.unsqueeze(-1), self.log_std.exp().unsqueeze(-1), z)
+        u = self.mean.unsqueeze(-1) + self.log_std.exp().unsqueeze(-1) * z
         slope = (_log_tanh_slope(u) * (-0.5 * z.square()).softmax(-1)).sum(-1)
         return super().entropy() + slope.sum(-1)
 
@@ -325,7 +325,8 @@ class Beta:
         return torch.cat((self.alpha, self.beta), -1)
 
     def rebuild(self, params: Tensor) -> Beta:
-        return Beta(*params.chunk(2, -1), self.event)
+        alpha, beta = params.chunk(2, -1)
+        return Beta(alpha, beta, self.event)
 
     @torch.no_grad()
     def sample(self, noise: Tensor) -> Tensor:

@@ -192,7 +192,8 @@ class BetaHead(Head):
 
     def forward(self, features: Tensor, mask: None = None) -> Beta:
         _refuse(mask, "Box")
-        return Beta(*(1.0 + softplus(precise(self.linear, features))).chunk(2, -1), self.event)
+        alpha, beta = (1.0 + softplus(precise(self.linear, features))).chunk(2, -1)
+        return Beta(alpha, beta, self.event)
 
 
 def head_for(
