@@ -88,14 +88,8 @@ class MAPPO(Policies):
             own, ids = spec_of(spec, agents), len(agents) if cfg.agent_ids and len(agents) > 1 else 0
             obs = seen = own.single_agent.obs
             if ids or cfg.critic_sees != "own":
-                size, wide = (
-                    vector(obs, name),
-                    sum(
-                        max(1, len(group.agents)) * vector(group.obs, key)
-                        for key, group in spec.groups.items()
-                        if cfg.critic_sees == "observations"
-                    ),
-                )
+                size, seen_groups = vector(obs, name), spec.groups.items() if cfg.critic_sees == "observations" else ()
+                wide = sum(max(1, len(group.agents)) * vector(group.obs, key) for key, group in seen_groups)
                 if cfg.critic_sees == "state":
                     wide = vector(spec.extras.get("state"), "state") + size
                 seen = box((wide or size) + ids)
