@@ -80,8 +80,6 @@ def settings(cls: type[T]) -> type[T]:
 class PolicyOptions:
     """Options of policies for continuous actions, which a ``Config`` inherits and passes to ``nn.Policy``."""
 
-    distribution: Literal["gaussian", "squashed_gaussian", "beta"] = option(
-        "Of continuous actions: gaussian, squashed_gaussian or beta."
-    )
+    distribution: Literal["gaussian", "squashed_gaussian", "beta"] = option("Distribution of continuous actions.")
     free_log_std: bool = option("Gaussian: one log standard deviation for all states; false: an output.")
     initial_log_std: float = option("Initial log standard deviation of Gaussian actions.")
