@@ -97,7 +97,7 @@ class ResolvedRun:
             "num_shards": self._shards,
         }
         place = {"device": device, "env_ids": env_ids, "rank": rank, "world_size": world_size}
-        place["make_env"] = config.env.build
+        place |= {"make_env": config.env.build, "optimizer": (config.optimizer, config.optimizer_options)}
         return RunContext(spec=self.spec, needs=self.needs, slots=config.models, **run, **tempo, **place)
 
 
@@ -148,7 +148,7 @@ class RunContext(Context):
 
     space: Space[Any] | None = None
     make_env: Callable[[Context], VecEnv] | None = None
-    ensemble_size, render, rank, world_size, replay_ratio = 1, False, 0, 1, None
+    ensemble_size, render, rank, world_size, replay_ratio, optimizer = 1, False, 0, 1, None, ()
     total_steps, rollout_length, batch_size, sample_uses, learning_starts, num_shards = 0, 1, 1, 1, 0, 1
     agents = 1  # agents that act in every environment, as one column each
 

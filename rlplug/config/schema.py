@@ -192,6 +192,8 @@ class Core(Beginning):
     num_steps_sampled_before_learning_starts: NonNegativeInt = option(
         "Environment steps before the first update; off-policy: random actions."
     )
+    optimizer: Literal["adam", "adamw", "rmsprop", "sgd", "muon"] = option("Optimizer in the place of Adam.")
+    optimizer_options: dict[str, Any] | None = option("Its options: {momentum: 0.9}; others keep their defaults.")
     eval: Eval = option("Evaluation during and after training.")
     checkpoint: Checkpoint = option("Checkpoints, from which a run can be resumed.")
     preprocess: Preprocess = option("Inputs of policy and learner; buffers and reported returns keep raw values.")

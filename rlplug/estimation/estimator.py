@@ -231,8 +231,9 @@ class Estimator:
         after = torch.arange(len(returns) + 1).unsqueeze(-1) <= self.lengths
         rows["obs"] = tree.map(_standardized, rows["obs"])
         rows["followed"] = torch.cat((returns, torch.zeros_like(returns[:1]))).T[after.T].float().to(device)
-        fqe = FQE(self.cfg, self.ctx, self.slot, float(returns[0].abs().mean())).to(device)
-        learner = RankLearner(fabric=OneProcess(device), ctx=self.ctx, algorithm=fqe, buffer=None)  # type: ignore[arg-type]
+        ctx = self.ctx.derive(optimizer=())  # steps by Adam, whatever the run's algorithm does
+        fqe = FQE(self.cfg, ctx, self.slot, float(returns[0].abs().mean())).to(device)
+        learner = RankLearner(fabric=OneProcess(device), ctx=ctx, algorithm=fqe, buffer=None)  # type: ignore[arg-type]
         fit(fqe, rows, learner, draws)
         learner.check_finite()
         q, value = (x.gather(0, rows["fold"].unsqueeze(0)).squeeze(0).cpu() for x in fqe.judge(rows))

@@ -3,10 +3,19 @@
 from rlplug.nn.actor_critic import ActorCritic, Policy
 from rlplug.nn.cnn import CNN, Pixels, ResidualCNN, is_image
 from rlplug.nn.critic import Critic, DiscreteCritic, FeatureCritic, InputCritic, constant, critic_for, frozen
-from rlplug.nn.distributions import Bernoulli, Categorical, DiagGaussian, Distribution, MultiCategorical, TanhGaussian
+from rlplug.nn.distributions import (
+    Bernoulli,
+    Beta,
+    Categorical,
+    DiagGaussian,
+    Distribution,
+    MultiCategorical,
+    TanhGaussian,
+)
 from rlplug.nn.ensemble import Ensemble
 from rlplug.nn.heads import (
     BernoulliHead,
+    BetaHead,
     CategoricalHead,
     DiagGaussianHead,
     Head,
@@ -31,6 +40,8 @@ __all__ = [
     "Adam",
     "Bernoulli",
     "BernoulliHead",
+    "Beta",
+    "BetaHead",
     "Categorical",
     "CategoricalHead",
     "Critic",

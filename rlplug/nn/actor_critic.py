@@ -8,7 +8,7 @@ from gymnasium import spaces
 from torch import Tensor
 
 from rlplug.nn.distributions import Distribution
-from rlplug.nn.heads import head_for
+from rlplug.nn.heads import Options, head_for
 from rlplug.nn.mlp import Linear, precise
 from rlplug.nn.module import Module
 from rlplug.types import Batch, ConfigError, Mode
@@ -20,16 +20,16 @@ class Policy(Module):
     Args:
         torso: a model (``rlplug.api.Model``).
         action: the space of the actions.
-        initial_log_std: log standard deviation of Gaussian actions at the start.
+        options: of continuous actions; see ``head_for``.
 
     Raises:
-        ConfigError: the action space is not supported.
+        ConfigError: the action space is not supported, or the options do not fit it.
     """
 
-    def __init__(self, torso: Any, action: spaces.Space[Any], initial_log_std: float) -> None:
+    def __init__(self, torso: Any, action: spaces.Space[Any], options: Options | None = None) -> None:
         super().__init__()
         self.torso = torso
-        self.policy = head_for(action, torso.out_dim, initial_log_std=initial_log_std)
+        self.policy = head_for(action, torso.out_dim, options=options)
 
     def initial_carry(self, n: int) -> Batch:
         """Return the recurrent states of ``n`` columns, by the name of their torso; leaves ``[n, ...]``."""
@@ -73,31 +73,35 @@ class ActorCritic(Policy):
         torso: the policy's model (``rlplug.api.Model``).
         value_torso: the value's model; None: share the policy's.
         action: the space of the actions.
-        initial_log_std: log standard deviation of Gaussian actions at the start.
+        options: of continuous actions; see ``head_for``.
 
     Raises:
-        ConfigError: the action space is not supported.
+        ConfigError: the action space is not supported, or the options do not fit it.
     """
 
-    def __init__(self, torso: Any, value_torso: Any | None, action: spaces.Space[Any], initial_log_std: float) -> None:
-        super().__init__(torso, action, initial_log_std)
+    def __init__(
+        self, torso: Any, value_torso: Any | None, action: spaces.Space[Any], options: Options | None = None
+    ) -> None:
+        super().__init__(torso, action, options)
         self.value_torso = value_torso
         self.value = Linear((value_torso or torso).out_dim, 1, gain=1.0)
 
     @classmethod
-    def of_run(cls, ctx: Any, shared: bool, initial_log_std: float) -> ActorCritic:
+    def of_run(cls, ctx: Any, shared: bool, options: Options) -> ActorCritic:
         """Build the networks of a run with one group of agents.
 
         Args:
             ctx: the run's ``rlplug.api.Context``: ``model`` is the policy's torso, ``critic_model`` the value's.
             shared: share the policy's torso with the value.
+            options: of continuous actions; see ``head_for``.
 
         Raises:
-            ConfigError: the action space is not supported, or the only recurrent torso would be unused.
+            ConfigError: the action space is not supported, the options do not fit it, or the only recurrent torso would
+                be unused.
         """
         group = ctx.spec.single_agent
         value_torso = None if shared else ctx.build("critic_model", group.obs)
-        net = cls(ctx.build("model", group.obs), value_torso, group.action, initial_log_std)
+        net = cls(ctx.build("model", group.obs), value_torso, group.action, options)
         if ctx.needs.window.stride and not net.initial_carry(1):
             raise ConfigError("critic_model", "has a recurrent state, but algo.vf_share_layers leaves it out")
         return net

@@ -15,7 +15,8 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
-ATANH_BOUND = 1.0 - 1e-6
+INSIDE = 1.0 - 1e-6  # densities of actions in [-1, 1] are those at most this far from 0
+POINTS = 33  # of the quadrature of an entropy
 
 
 class Distribution(Protocol):
@@ -277,12 +278,15 @@ class TanhGaussian(DiagGaussian):
 
     def logp(self, action: Tensor) -> Tensor:
         """Return the log-density ``[...]`` of actions in [-1, 1], clipped to ``+- (1 - 1e-6)``."""
-        u = _flat(action, self.event).clamp(-ATANH_BOUND, ATANH_BOUND).atanh()
+        u = _flat(action, self.event).clamp(-INSIDE, INSIDE).atanh()
         return self._logp((u - self.mean) * (-self.log_std).exp()) - _log_tanh_slope(u).sum(-1)
 
     def entropy(self) -> Tensor:
-        """Raise: the entropy has no closed form; estimate it ``[...]`` by ``-logp`` of samples."""
-        raise TypeError("a tanh-Gaussian has no entropy in closed form; use minus the logp of a sample")
+        """Return the entropy ``[...]`` by a trapezoidal rule, to 1e-5 for standard deviations up to 2."""
+        z = torch.linspace(-6.0, 6.0, POINTS, dtype=self.mean.dtype, device=self.mean.device)
+        u = self.mean.unsqueeze(-1) + self.log_std.exp().unsqueeze(-1) * z
+        slope = (_log_tanh_slope(u) * (-0.5 * z.square()).softmax(-1)).sum(-1)
+        return super().entropy() + slope.sum(-1)
 
 
 class Uniform(DiagGaussian):
@@ -298,6 +302,82 @@ class Uniform(DiagGaussian):
     def entropy(self) -> Tensor:
         """Return the entropy ``[...]``."""
         return -self.logp(self.mean)
+
+
+class Beta:
+    """``a = 2 x - 1`` of independent Beta-distributed ``x``: actions in [-1, 1]. Chou et al. 2017 (ICML, PMLR 70:834).
+
+    Args:
+        alpha: ``[..., A]``, at least 1, so that the density has one peak.
+        beta: the same.
+        event: shape of an action, ``A`` numbers in all.
+    """
+
+    ROUNDS = 6
+    NOISE = 4 * ROUNDS
+    """normal numbers for a number of an action: in each round two for each of two gamma variables"""
+
+    def __init__(self, alpha: Tensor, beta: Tensor, event: tuple[int, ...]) -> None:
+        self.alpha, self.beta, self.event = alpha, beta, event
+
+    @property
+    def params(self) -> Tensor:
+        return torch.cat((self.alpha, self.beta), -1)
+
+    def rebuild(self, params: Tensor) -> Beta:
+        alpha, beta = params.chunk(2, -1)
+        return Beta(alpha, beta, self.event)
+
+    @torch.no_grad()
+    def sample(self, noise: Tensor) -> Tensor:
+        """Return the action ``[..., *event]``, without gradient, from normal noise ``[..., A * NOISE]``.
+
+        ``x = g / (g + h)`` of gamma variables by the rejection method of Marsaglia & Tsang 2000
+        (doi:10.1145/358407.358414), whose rounds are computed at once; the first accepted one counts. A round is
+        rejected with a probability of at most 0.0484, all of them with 1.3e-8, which is less than the resolution of
+        float32; the first round counts then.
+        """
+        z, other = noise.unflatten(-1, (2, 2, self.alpha.shape[-1], self.ROUNDS)).unbind(-4)
+        d = torch.stack((self.alpha, self.beta), -2).unsqueeze(-1) - 1.0 / 3.0
+        v = (1.0 + z * (9.0 * d).rsqrt()).clamp(min=1e-6) ** 3
+        accepted = _normal_cdf(other) < (0.5 * z.square() + d * (1.0 - v + v.log())).exp()
+        first = accepted.to(torch.uint8).argmax(-1, keepdim=True)
+        g, h = (d * v.gather(-1, first)).squeeze(-1).unbind(-2)
+        return _event((g - h) / (g + h), self.event)
+
+    def mode(self) -> Tensor:
+        peak = (self.alpha - self.beta) / (self.alpha + self.beta - 2.0).clamp(min=1e-12)
+        return _event(peak, self.event)
+
+    def uniform(self) -> Beta:
+        return Beta(torch.ones_like(self.alpha), torch.ones_like(self.beta), self.event)
+
+    def logp(self, action: Tensor) -> Tensor:
+        """Return the log-density ``[...]`` of actions in [-1, 1], clipped to ``+- (1 - 1e-6)``."""
+        a = _flat(action, self.event).clamp(-INSIDE, INSIDE)
+        up, down = (0.5 * (1.0 + a)).log(), (0.5 * (1.0 - a)).log()
+        return ((self.alpha - 1.0) * up + (self.beta - 1.0) * down - self._log_norm()).sum(-1)
+
+    def entropy(self) -> Tensor:
+        a, b = self.alpha, self.beta
+        means = (a - 1.0) * a.digamma() + (b - 1.0) * b.digamma() - (a + b - 2.0) * (a + b).digamma()
+        return (self._log_norm() - means).sum(-1)
+
+    def kl_from(self, params: Tensor) -> Tensor:
+        old = self.rebuild(params)
+        a, b = old.alpha, old.beta
+        change_a, change_b = a - self.alpha, b - self.beta
+        means = change_a * a.digamma() + change_b * b.digamma() - (change_a + change_b) * (a + b).digamma()
+        return (self._log_norm() - old._log_norm() + means).sum(-1)
+
+    def _log_norm(self) -> Tensor:
+        """Return the logarithm of the integral of ``x^(alpha - 1) (1 - x)^(beta - 1)`` over ``a``, ``[..., A]``."""
+        a, b = self.alpha, self.beta
+        return a.lgamma() + b.lgamma() - (a + b).lgamma() + math.log(2.0)
+
+
+def _normal_cdf(x: Tensor) -> Tensor:
+    return 0.5 + 0.5 * (x * math.sqrt(0.5)).erf()
 
 
 def _log_tanh_slope(u: Tensor) -> Tensor:

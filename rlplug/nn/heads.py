@@ -9,8 +9,17 @@ from typing import Any, ClassVar, Literal, Protocol
 import torch
 from gymnasium import spaces
 from torch import Tensor, nn
+from torch.nn.functional import softplus
 
-from rlplug.nn.distributions import Bernoulli, Categorical, DiagGaussian, Distribution, MultiCategorical, TanhGaussian
+from rlplug.nn.distributions import (
+    Bernoulli,
+    Beta,
+    Categorical,
+    DiagGaussian,
+    Distribution,
+    MultiCategorical,
+    TanhGaussian,
+)
 from rlplug.nn.mlp import Linear, precise
 from rlplug.nn.module import Module
 from rlplug.types import ConfigError
@@ -22,6 +31,19 @@ class Draws(Protocol):
     def randn(self, *shape: int) -> Tensor: ...
 
     def rand(self, *shape: int) -> Tensor: ...
+
+
+class Options(Protocol):
+    """The part of ``rlplug.settings.PolicyOptions`` that a head reads; see ``head_for``."""
+
+    @property
+    def distribution(self) -> Literal["gaussian", "squashed_gaussian", "beta"]: ...
+
+    @property
+    def free_log_std(self) -> bool: ...
+
+    @property
+    def initial_log_std(self) -> float: ...
 
 
 class Head(Module):
@@ -105,6 +127,7 @@ class DiagGaussianHead(Head):
     Args:
         initial_log_std: initial log standard deviation.
         state_dependent_std: make the standard deviation an output of the network.
+        squashed: squash the actions to [-1, 1] by ``tanh``.
     """
 
     noise_kind = "normal"
@@ -116,9 +139,11 @@ class DiagGaussianHead(Head):
         gain: float | None = 0.01,
         initial_log_std: float = 0.0,
         state_dependent_std: bool = False,
+        squashed: bool = False,
     ) -> None:
         super().__init__()
         size = math.prod(event)
+        self.dist: type[DiagGaussian] = TanhGaussian if squashed else DiagGaussian
         self.event, self.noise_size, self.state_dependent_std = event, size, state_dependent_std
         self.linear = Linear(features, 2 * size if state_dependent_std else size, gain=gain)
         self.log_std = nn.Parameter(torch.full((size,), initial_log_std))
@@ -127,9 +152,9 @@ class DiagGaussianHead(Head):
         _refuse(mask, "Box")
         mean = precise(self.linear, features)
         if not self.state_dependent_std:
-            return DiagGaussian(mean, self.log_std, self.event)
+            return self.dist(mean, self.log_std, self.event)
         mean, change = mean.chunk(2, -1)
-        return DiagGaussian(mean, self.log_std + change, self.event)
+        return self.dist(mean, self.log_std + change, self.event)
 
 
 class TanhGaussianHead(Head):
@@ -154,19 +179,42 @@ class TanhGaussianHead(Head):
         return TanhGaussian(mean, log_std.clamp(*self.log_std_bounds), (self.noise_size,))
 
 
+class BetaHead(Head):
+    """Beta-distributed actions in [-1, 1], laid out in ``event``: both parameters are ``1 + softplus`` of outputs."""
+
+    noise_kind = "normal"
+
+    def __init__(self, features: int, event: tuple[int, ...], gain: float | None = 0.01) -> None:
+        super().__init__()
+        size = math.prod(event)
+        self.event, self.noise_size = event, size * Beta.NOISE
+        self.linear = Linear(features, 2 * size, gain=gain)
+
+    def forward(self, features: Tensor, mask: None = None) -> Beta:
+        _refuse(mask, "Box")
+        alpha, beta = (1.0 + softplus(precise(self.linear, features))).chunk(2, -1)
+        return Beta(alpha, beta, self.event)
+
+
 def head_for(
-    space: spaces.Space[Any], features: int, *, gain: float | None = 0.01, initial_log_std: float = 0.0
+    space: spaces.Space[Any], features: int, *, gain: float | None = 0.01, options: Options | None = None
 ) -> Head:
     """Build the policy head of an action space.
 
     Args:
         features: size of its input.
         gain: see ``Linear``. Small, so that the first policy is nearly uniform (Andrychowicz et al. 2021).
-        initial_log_std: of Gaussian actions.
+        options: of continuous actions; None: Gaussian with a standard deviation of 1 that is the same in all states.
 
     Raises:
-        ConfigError: the space is none of Discrete, MultiDiscrete, MultiBinary and Box.
+        ConfigError: the space is none of Discrete, MultiDiscrete, MultiBinary and Box, or the options do not fit it.
     """
+    kind, free, log_std = "gaussian", True, 0.0
+    if options is not None:
+        kind, free, log_std = options.distribution, options.free_log_std, options.initial_log_std
+    changed = "distribution" if kind != "gaussian" else "" if free else "free_log_std"
+    if changed and not isinstance(space, spaces.Box):
+        raise ConfigError(f"algo.{changed}", f"applies to continuous actions, but they are {space}; leave it out")
     match space:
         case spaces.Discrete():
             return CategoricalHead(features, int(space.n), gain)
@@ -175,7 +223,15 @@ def head_for(
         case spaces.MultiBinary():
             return BernoulliHead(features, space.shape, gain)
         case spaces.Box():
-            return DiagGaussianHead(features, space.shape, gain, initial_log_std)
+            if kind != "gaussian" and not space.is_bounded():
+                raise ConfigError(
+                    "algo.distribution", f"{kind} needs bounded actions, and {space} is not; use gaussian"
+                )
+            if kind != "beta":
+                return DiagGaussianHead(features, space.shape, gain, log_std, not free, kind == "squashed_gaussian")
+            if not free:
+                raise ConfigError("algo.free_log_std", "beta has no standard deviation; leave it out")
+            return BetaHead(features, space.shape, gain)
     raise ConfigError(
         "env.id", f"its action space is {space}; policies support Discrete, MultiDiscrete, MultiBinary and Box"
     )

@@ -1,18 +1,22 @@
-"""Adam, LaProp, gradient clipping and the backward pass with less overhead around their kernels, and loss scaling."""
+"""Adam and what may replace it, LaProp, gradient clipping, a cheaper backward pass, and loss scaling."""
 
 from __future__ import annotations
 
+import difflib
 import inspect
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd import Variable
 from torch.compiler import is_compiling
+from torch.optim import SGD, Optimizer, RMSprop
 
 from rlplug import host
+from rlplug.nn.muon import Muon
+from rlplug.types import ConfigError
 
 ROUNDING = 1e-5  # relative error of a norm in float32, with a margin
 LARGEST = 2.0**24  # the largest loss scale
@@ -48,6 +52,8 @@ class Adam(torch.optim.Adam):
                 raise ValueError(f"{name}: rlplug.nn.Adam has no such option; torch.optim.Adam and AdamW have")
         super().__init__(params, lr=lr, fused=True, **options)
         self._lists, self._shares = list[Lists](), True
+
+    kernel = staticmethod(torch._fused_adam_)
 
     # without torch's decorator, which imports the compiler and takes seconds
     add_param_group = inspect.unwrap(torch.optim.Adam.add_param_group)
@@ -117,7 +123,7 @@ class Adam(torch.optim.Adam):
                 for p, g in zip(lists.params, (g for g in own if g is not None), strict=True)
             ]
             _count(lists.steps)
-            torch._fused_adam_(
+            self.kernel(
                 *(lists.params, given, lists.first, lists.second, [], lists.steps),
                 lr=group["lr"],
                 beta1=group["betas"][0],
@@ -156,6 +162,17 @@ class Adam(torch.optim.Adam):
                 p.sub_(size * first / (second.sqrt() * inverse + group["eps"]))
 
     step.hooked = True  # type: ignore[attr-defined]  # avoids torch's slow profiler hook
+
+
+class AdamW(Adam):
+    """``torch.optim.AdamW``, Loshchilov & Hutter 2019 (arXiv:1711.05101): ``Adam`` with decoupled weight decay."""
+
+    kernel = staticmethod(torch._fused_adamw_)
+
+    def __init__(
+        self, params: Iterable[Tensor], lr: float | Tensor, weight_decay: float = 1e-2, **options: Any
+    ) -> None:
+        super().__init__(params, lr, weight_decay=weight_decay, **options)
 
 
 def _count(steps: list[Tensor]) -> None:
@@ -320,3 +337,50 @@ def adam_or_rmsprop(
     if opt_type == "adam":
         return Adam(params, lr=lr, eps=epsilon)
     return torch.optim.RMSprop(params, lr, decay, epsilon, momentum=momentum)
+
+
+OPTIMIZERS: dict[str, tuple[type[Optimizer], tuple[str, ...]]] = {
+    "adam": (Adam, ("betas", "eps", "weight_decay")),
+    "adamw": (AdamW, ("betas", "eps", "weight_decay")),
+    "rmsprop": (RMSprop, ("alpha", "centered", "eps", "momentum", "weight_decay")),
+    "sgd": (SGD, ("dampening", "momentum", "nesterov", "weight_decay")),
+    "muon": (Muon, ("betas", "eps", "momentum", "nesterov", "weight_decay")),
+}
+"""optimizers, with the options that they accept"""
+
+
+def replaced(optimizer: Optimizer, name: str = "adam", options: Mapping[str, Any] | None = None) -> Optimizer:
+    """Return an optimizer of the same parameters and step sizes as an ``Adam``, or that itself if nothing is chosen.
+
+    Options that are not given are those of the ``Adam``: ``betas``, ``eps`` and a ``weight_decay`` other than 0; then
+    the optimizer's defaults.
+
+    Args:
+        name: a key of ``OPTIMIZERS``.
+        options: some of its options.
+
+    Raises:
+        ConfigError: the optimizer is not an ``Adam``, or it does not accept the options.
+    """
+    if name == "adam" and not options:
+        return optimizer
+    if type(optimizer) is not Adam:
+        said = f"replaces Adam, but the algorithm chooses {type(optimizer).__name__} itself"
+        way = "use algo.opt_type=adam" if type(optimizer) is RMSprop else "leave it out"
+        raise ConfigError("optimizer" if name != "adam" else "optimizer_options", f"{said}; {way}")
+    (cls, known), given = OPTIMIZERS[name], options or {}
+    for key in given.keys() - set(known):
+        near = difflib.get_close_matches(key, known, 1)
+        said = f"is no option of {name}; " + (f"did you mean {near[0]}? There are: " if near else "there are: ")
+        raise ConfigError(f"optimizer_options.{key}", said + ", ".join(known))
+    kept = {key for key in ("betas", "eps", "weight_decay") if key in known and key not in given}
+    groups = [
+        {"params": group["params"], "lr": group["lr"]}
+        | {key: group[key] for key in kept if key != "weight_decay" or group[key]}
+        for group in optimizer.param_groups
+    ]
+    made: Any = cls
+    try:
+        return made(groups, lr=groups[0]["lr"], **given)
+    except (TypeError, ValueError) as error:
+        raise ConfigError("optimizer_options", f"{name} refuses {dict(given)}: {error}") from error

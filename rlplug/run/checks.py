@@ -224,6 +224,8 @@ def _parts(trainer: Trainer) -> Refusals:
     yield (strided and spec.autoreset is not AutoresetMode.NEXT_STEP, "env",
            "resets within the step that ends an episode, which leaves gaps in the stored rows, over which no recurrent "
            "state can be kept; use env.vectorization=list")
+    yield (config.optimizer != "adam" and not any(p.requires_grad for p in trainer.algorithm.parameters()),
+           "optimizer", f"replaces Adam, but {config.algo.name} makes no gradient steps; leave it out")
     for key, chosen in config.exploration.items():
         changes = chosen.cls.perturb_weights is not Exploration.perturb_weights
         yield (changes and not [*trainer.algorithm.parameters()], f"exploration.{key}",

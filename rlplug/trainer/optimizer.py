@@ -13,14 +13,19 @@ from torch import Tensor
 from rlplug import tree
 from rlplug.api import Optim, Trainable
 from rlplug.collection.nonfinite import kind
-from rlplug.nn.optim import clip
+from rlplug.nn.optim import clip, replaced
 from rlplug.types import Tree
 
 
 class OptimizerState:
-    """The optimizer of one part of a trainable, with its schedule and call counter."""
+    """The optimizer of one part of a trainable, with its schedule and call counter.
 
-    def __init__(self, optim: Optim) -> None:
+    Args:
+        chosen: name and options of an optimizer in the place of ``nn.Adam``; see ``nn.optim.replaced``.
+    """
+
+    def __init__(self, optim: Optim, *chosen: Any) -> None:
+        optim.optimizer = replaced(optim.optimizer, *chosen)
         self.optim, self.calls = optim, 0
         self.params: list[Tensor] = [p for group in optim.optimizer.param_groups for p in group["params"]]
         self._follow_schedule()

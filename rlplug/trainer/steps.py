@@ -22,7 +22,7 @@ from rlplug.api import Losses, Trainable
 from rlplug.compiler.compiler import Compiler
 from rlplug.context import RunContext
 from rlplug.contract import results
-from rlplug.nn.optim import Adam, LossScale, backward
+from rlplug.nn.optim import Adam, LossScale, backward, replaced
 from rlplug.trainer.collectives import Collectives
 from rlplug.trainer.minibatches import NO_LOSS, Total, all_reduced, column_axis, forward, microbatches, total_loss
 from rlplug.trainer.optimizer import GradientStep, OptimizerState, find_nonfinite
@@ -59,14 +59,14 @@ class GradientSteps:
         precision: str = "32-true",
         scale_losses: bool = False,
     ) -> None:
-        self.device, self.ranks, self.progress = ctx.device, ranks, progress
+        self.device, self.ranks, self.progress, self.chosen = ctx.device, ranks, progress, ctx.optimizer
         self.microbatches, self.undivided = microbatches, ranks.world_size == 1 and microbatches == 1
         self.on_nan: Literal["stop", "skip"] = on_nan
         self.dtype, self.scale = DTYPES.get(precision), LossScale(ctx.device) if scale_losses else None
         self.moves = self.undivided and on_nan == "stop" and self.scale is None
         """whether steps are unconditional and need no gradients of other ranks or microbatches"""
-        self.skipped = 0  # skipped steps since ``drain``
-        self.unread: list[GradientStep] = []
+        self.skipped, self.unread = 0, list[GradientStep]()  # since ``drain``, and since ``check_finite``
+        replaced(Adam([torch.zeros(1)], 1.0), *self.chosen)  # refuses wrong options before any step
         wanted, roughly = COMPILE[compile], 1e-3 if self.dtype is None else 3e-2
         self.compiler = Compiler(ctx.device, wanted, ctx.generators.values(), roughly)
         self._varies = ctx.needs.data != "windows"
@@ -79,7 +79,7 @@ class GradientSteps:
     def parts(self, who: Trainable) -> dict[str, OptimizerState]:
         """Return the optimizers of ``who`` by part, created at the first call."""
         if who not in self._parts:
-            self._parts[who] = {name: OptimizerState(optim) for name, optim in results.optimizers(who).items()}
+            self._parts[who] = {key: OptimizerState(own, *self.chosen) for key, own in results.optimizers(who).items()}
         return self._parts[who]
 
     def optimizers(self) -> list[OptimizerState]:

@@ -4,10 +4,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import special
 from torch import distributions as ref
 from torch.testing import assert_close
 
-from rlplug.nn import Bernoulli, Categorical, DiagGaussian, MultiCategorical, TanhGaussian
+from rlplug.nn import Bernoulli, Beta, Categorical, DiagGaussian, MultiCategorical, TanhGaussian
 
 LARGEST_U = 1.0 - 2.0**-24
 
@@ -25,6 +26,8 @@ def pairs(seed=0):
     )
     normal = ref.Normal(mean, log_std.exp())
     grid = randn(3, 5, 2, 4, seed=seed + 3)
+    alpha, beta = 1.0 + mean.exp(), 1.0 + log_std.exp()
+    wide = ref.TransformedDistribution(ref.Beta(alpha, beta), ref.AffineTransform(-1.0, 2.0))
     return {
         "categorical": (Categorical(logits), ref.Categorical(logits=logits)),
         "multi": (MultiCategorical(grid, None, (2,)), ref.Independent(ref.Categorical(logits=grid), 1)),
@@ -34,10 +37,11 @@ def pairs(seed=0):
             TanhGaussian(mean, log_std, (2,)),
             ref.Independent(ref.TransformedDistribution(normal, ref.TanhTransform()), 1),
         ),
+        "beta": (Beta(alpha, beta, (2,)), ref.Independent(wide, 1)),
     }
 
 
-@pytest.mark.parametrize("kind", ["categorical", "multi", "bernoulli", "gaussian", "tanh"])
+@pytest.mark.parametrize("kind", ["categorical", "multi", "bernoulli", "gaussian", "tanh", "beta"])
 def test_logp_equals_torch(kind):
     mine, theirs = pairs()[kind]
     torch.manual_seed(0)
@@ -53,7 +57,7 @@ def test_entropy_equals_torch(kind):
     assert_close(mine.entropy(), theirs.entropy())
 
 
-@pytest.mark.parametrize("kind", ["categorical", "multi", "bernoulli", "gaussian"])
+@pytest.mark.parametrize("kind", ["categorical", "multi", "bernoulli", "gaussian", "beta"])
 def test_kl_from_the_old_policy_equals_torch(kind):
     (mine, theirs), (old, old_theirs) = pairs()[kind], pairs(seed=9)[kind]
     assert_close(mine.kl_from(old.params), ref.kl_divergence(old_theirs, theirs))
@@ -67,9 +71,78 @@ def test_kl_of_tanh_gaussians_is_that_of_the_gaussians():
     )
 
 
-def test_entropy_of_a_tanh_gaussian_is_refused():
-    with pytest.raises(TypeError, match="closed form"):
-        pairs()["tanh"][0].entropy()
+@pytest.mark.parametrize(("std", "error"), [(0.1, 1e-8), (1.0, 1e-8), (2.0, 1e-5)])
+@pytest.mark.parametrize("mean", [0.0, 0.7, -3.0])
+def test_entropy_of_a_tanh_gaussian_equals_an_integral(mean, std, error):
+    u = torch.linspace(mean - 12.0 * std, mean + 12.0 * std, 200_001, dtype=torch.float64)
+    loc, scale = torch.tensor([mean, std], dtype=torch.float64)
+    logp = ref.Normal(loc, scale).log_prob(u)
+    slope = -2.0 * torch.logaddexp(u, -u) + 2.0 * math.log(2.0)
+    dist = TanhGaussian(loc[None], scale.log()[None], (1,))
+    assert_close(dist.entropy(), torch.trapezoid(logp.exp() * (slope - logp), u), atol=error, rtol=0.0)
+
+
+def test_entropy_of_a_tanh_gaussian_has_a_gradient_and_sums_over_an_action():
+    mean, log_std = randn(3, 5, 4).requires_grad_(), (0.3 * randn(4, seed=1)).requires_grad_()
+    dist = TanhGaussian(mean, log_std, (2, 2))
+    each = [TanhGaussian(mean[..., i : i + 1], log_std[i : i + 1], (1,)).entropy() for i in range(4)]
+    assert_close(dist.entropy(), torch.stack(each).sum(0))
+    dist.entropy().sum().backward()
+    assert (mean.grad * mean < 0).all()  # widest if it is centered
+    assert log_std.grad.isfinite().all()
+
+
+def test_entropy_of_a_beta_equals_torch():
+    mine, _ = pairs()["beta"]
+    assert_close(mine.entropy(), (ref.Beta(mine.alpha, mine.beta).entropy() + math.log(2.0)).sum(-1))
+
+
+@pytest.mark.parametrize(("alpha", "beta"), [(1.0, 1.0), (1.7, 1.7), (50.0, 3.0), (1.0, 30.0), (500.0, 700.0)])
+def test_samples_of_a_beta_have_its_distribution(alpha, beta):
+    """The largest gap between both distribution functions is below Kolmogorov's limit for one in 10,000 seeds."""
+    n, draw = 20_000, torch.Generator().manual_seed(0)
+    mine = Beta(torch.full((n, 1), alpha), torch.full((n, 1), beta), (1,))
+    action = mine.sample(torch.randn(n, Beta.NOISE, generator=draw))
+    x = 0.5 * (1.0 + action.double())[:, 0].sort().values
+    cdf = torch.from_numpy(special.betainc(alpha, beta, x.numpy()))
+    steps = torch.arange(n + 1, dtype=torch.float64) / n
+    gap = torch.maximum(steps[1:] - cdf, cdf - steps[:-1]).max()
+    assert gap < 2.23 / math.sqrt(n)
+    assert action.abs().max() <= 1.0
+
+
+def test_samples_of_a_beta_are_independent_and_a_function_of_their_own_noise():
+    noise = torch.randn(4000, 3 * Beta.NOISE, generator=torch.Generator().manual_seed(0))
+    alpha, beta = torch.tensor([1.2, 3.0, 9.0]).expand(4000, 3), torch.tensor([2.0, 3.0, 1.5]).expand(4000, 3)
+    action = Beta(alpha, beta, (3,)).sample(noise)
+    assert (torch.corrcoef(action.T) - torch.eye(3)).abs().max() < 4.0 / math.sqrt(4000)
+    assert torch.equal(Beta(alpha[7:9], beta[7:9], (3,)).sample(noise[7:9]), action[7:9])
+    assert_close(action.mean(0), (alpha - beta)[0] / (alpha + beta)[0], atol=0.05, rtol=0.0)
+
+
+def test_a_beta_whose_rounds_are_all_rejected_takes_the_first():
+    noise = torch.full((Beta.NOISE,), 9.0)  # uniform numbers of 1, which no ratio of densities exceeds
+    noise[0] = -9.0  # and a negative number for a gamma variable
+    action = Beta(torch.tensor([1.5]), torch.tensor([2.0]), (1,)).sample(noise)
+    assert -1.0 <= action.item() < -0.99
+
+
+@pytest.mark.parametrize("kind", ["beta", "tanh"])
+def test_densities_at_the_bounds_are_finite(kind):
+    mine, _ = pairs()[kind]
+    dist, ends = mine.rebuild(mine.params.float().requires_grad_()), torch.tensor([1.0, -1.0]).expand(3, 5, 2)
+    logp = dist.logp(ends)
+    assert logp.isfinite().all()
+    assert_close(dist.logp(2.0 * ends), logp)
+
+
+def test_a_beta_in_single_precision_is_close_to_torch_in_double():
+    (mine, theirs), (old, old_theirs) = pairs()["beta"], pairs(seed=9)["beta"]
+    single, action = mine.rebuild(mine.params.float()), mine.mode()
+    assert_close(single.logp(action.float()), theirs.log_prob(action).float(), atol=1e-5, rtol=0.0)
+    assert_close(single.entropy(), mine.entropy().float(), atol=1e-5, rtol=0.0)
+    kl = ref.kl_divergence(old_theirs, theirs)
+    assert_close(single.kl_from(old.params.float()), kl.float(), atol=1e-5, rtol=1e-5)
 
 
 def test_modes():
@@ -79,6 +152,9 @@ def test_modes():
     assert torch.equal(dists["bernoulli"].mode(), (dists["bernoulli"].params > 0).long())
     assert_close(dists["gaussian"].mode(), dists["gaussian"].mean)
     assert_close(dists["tanh"].mode(), dists["tanh"].mean.tanh())
+    alpha, beta = dists["beta"].params.chunk(2, -1)
+    assert_close(dists["beta"].mode(), 2.0 * (alpha - 1.0) / (alpha + beta - 2.0) - 1.0)
+    assert_close(dists["beta"].uniform().mode(), torch.zeros_like(alpha))
 
 
 def test_samples_have_the_right_frequencies():
@@ -203,3 +279,6 @@ def test_uniform_actions_do_not_depend_on_the_parameters():
         assert (counts - 1000).abs().max() < 4 * math.sqrt(1000 * 0.75)
         assert_close(dist.logp(action), torch.full((4000,), math.log(0.25)))
         assert_close(dist.entropy(), torch.full((4000,), math.log(4.0)))
+    flat = Beta(torch.full((40, 2), 9.0), torch.full((40, 2), 2.0), (2,)).uniform()
+    assert_close(flat.logp(flat.sample(torch.randn(40, 2 * Beta.NOISE))), torch.full((40,), math.log(0.25)))
+    assert_close(flat.entropy(), torch.full((40,), math.log(4.0)))

@@ -1,4 +1,7 @@
+import math
+import re
 from contextlib import closing
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,8 +13,10 @@ from torch.testing import assert_close
 from rlplug.config import compose
 from rlplug.nn import (
     BernoulliHead,
+    BetaHead,
     Categorical,
     CategoricalHead,
+    DiagGaussian,
     DiagGaussianHead,
     MultiCategoricalHead,
     TanhGaussianHead,
@@ -111,7 +116,9 @@ def test_the_mask_of_one_choice_reaches_its_distribution():
     assert head(torch.randn(2, 4), mask).sample(torch.rand(2, 1)).tolist() == [0, 2]
 
 
-@pytest.mark.parametrize("head", [BernoulliHead(4, (2,)), DiagGaussianHead(4, (2,)), TanhGaussianHead(4, 2)])
+@pytest.mark.parametrize(
+    "head", [BernoulliHead(4, (2,)), DiagGaussianHead(4, (2,)), TanhGaussianHead(4, 2), BetaHead(4, (2,))]
+)
 def test_masks_of_other_spaces_are_refused(head):
     with pytest.raises(ConfigError, match="masks support Discrete"):
         head(torch.zeros(3, 4), torch.ones(3, 2, dtype=torch.bool))
@@ -129,6 +136,67 @@ def test_standard_deviation_is_one_parameter_or_an_output():
     assert log_std.shape == (5, 2)
     assert len(log_std[:, 0].unique()) == 5
     assert dependent(torch.zeros(1, 4)).log_std.tolist() == [[-1.5, -1.5]]
+
+
+def options(distribution="gaussian", free_log_std=True, initial_log_std=0.0):
+    return SimpleNamespace(distribution=distribution, free_log_std=free_log_std, initial_log_std=initial_log_std)
+
+
+BOXES = [Box(-1.0, 1.0, shape, np.float32) for shape in ((2,), (2, 3), ())]
+
+
+@pytest.mark.parametrize("space", BOXES, ids=str)
+@pytest.mark.parametrize(
+    "chosen", [options("squashed_gaussian"), options("squashed_gaussian", False), options("beta")], ids=str
+)
+def test_heads_by_name_act_within_bounds(space, chosen):
+    torch.manual_seed(0)
+    head, features = head_for(space, 8, gain=3.0, options=chosen), torch.randn(4, 50, 8)
+    noise = head.noise(context(), 200).view(4, 50, head.noise_size)
+    dist = head(features)
+    action = dist.sample(noise)
+    assert action.shape == dist.mode().shape == dist.uniform().sample(noise).shape == (4, 50, *space.shape)
+    for row in [*action.flatten(0, 1), *dist.mode().flatten(0, 1), *dist.uniform().sample(noise).flatten(0, 1)]:
+        assert space.contains(row.detach().numpy())
+    other = head_for(space, 8, gain=3.0, options=chosen)(features)
+    assert_close(other.rebuild(other.params).logp(action), other.logp(action))
+    assert (other.kl_from(dist.params) > 0).all()
+    (dist.logp(action.detach()).mean() + dist.entropy().mean() + dist.kl_from(other.params).mean()).backward()
+    assert all(p.grad.isfinite().all() and (p.grad != 0).any() for p in head.linear.parameters())
+
+
+def test_standard_deviation_by_name():
+    state = head_for(BOXES[0], 4, gain=1.0, options=options("squashed_gaussian", False, -1.5))
+    assert state(torch.zeros(1, 4)).log_std.tolist() == [[-1.5, -1.5]]
+    assert len(state(torch.randn(5, 4)).log_std[:, 0].unique()) == 5
+    free = head_for(BOXES[0], 4, options=options("gaussian", True, -1.5))
+    assert type(free(torch.zeros(1, 4))) is DiagGaussian
+    assert free(torch.zeros(1, 4)).log_std.tolist() == [-1.5, -1.5]
+
+
+def test_the_first_beta_policy_is_nearly_the_same_in_all_states():
+    alpha, beta = head_for(BOXES[0], 64, options=options("beta"))(torch.randn(100, 64)).params.chunk(2, -1)
+    for shape in (alpha, beta):
+        assert_close(shape, torch.full((100, 2), 1.0 + math.log(2.0)), atol=0.05, rtol=0.0)
+
+
+WIDE = Box(-np.inf, np.inf, (2,), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("space", "chosen", "said"),
+    [
+        (Discrete(3), options("beta"), "algo.distribution: applies to continuous actions, but they are Discrete(3)"),
+        (MultiBinary(2), options("squashed_gaussian"), "algo.distribution: applies to continuous actions"),
+        (Discrete(3), options(free_log_std=False), "algo.free_log_std: applies to continuous actions"),
+        (WIDE, options("beta"), "algo.distribution: beta needs bounded actions"),
+        (WIDE, options("squashed_gaussian"), "algo.distribution: squashed_gaussian needs bounded actions"),
+        (BOXES[0], options("beta", False), "algo.free_log_std: beta has no standard deviation"),
+    ],
+)
+def test_options_that_do_not_fit_the_actions_are_refused(space, chosen, said):
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        head_for(space, 4, options=chosen)
 
 
 def test_log_std_of_the_tanh_head_is_bounded():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
@@ -61,6 +62,21 @@ def test_one_pass_over_the_rows_is_what_acted(name, overrides, shared):
         assert_close(algorithm.logp(row)[0], logp[t])
         assert_close(algorithm.values(row)[0], values[t])
     move(algorithm)
+    assert (algorithm.logp(batch) - logp).abs().max() > 1e-3
+
+
+@every
+@pytest.mark.parametrize("distribution", ["squashed_gaussian", "beta"])
+def test_bounded_actions_are_those_of_the_distribution_that_acted(name, distribution):
+    spec = testing.spec(3, spaces.Box(-1.0, 1.0, (2,), np.float32))
+    algorithm = make(name, spec, distribution=distribution, entropy_coeff=0.1)
+    batch = segment(algorithm)
+    assert batch["action"].abs().max() < 1.0
+    logp = algorithm.logp(batch)
+    if "logp" in batch:
+        assert_close(logp, batch["logp"])
+    update(algorithm, batch, 2)
+    assert algorithm.logp(batch).isfinite().all()
     assert (algorithm.logp(batch) - logp).abs().max() > 1e-3
 
 

@@ -53,7 +53,7 @@ def algorithm_and_batch(**options: Any) -> Any:
     ctx = testing.context(spec, overrides=words)
     algorithm = MAML(testing.config("algo/maml", **settings), ctx)
     torch.manual_seed(0)
-    algorithm.policy = AdaptivePolicy(Torso(), Discrete(2), 0.0)
+    algorithm.policy = AdaptivePolicy(Torso(), Discrete(2))
     nn.init.normal_(algorithm.policy.policy.linear.weight)
     algorithm.double()
     generator = torch.Generator().manual_seed(0)

@@ -9,6 +9,7 @@ import rlplug
 from rlplug import testing, tree
 from rlplug.functional import gae
 from rlplug.plugins.algo.ppo import PPO
+from rlplug.testing.probes import PROBES, check_probe
 from rlplug.types import ConfigError
 from tests.plugins.acting import B, T, learner_of, segment
 from tests.plugins.test_actor_critics import make as made
@@ -153,3 +154,8 @@ def test_the_policy_judges_with_masks():
     mask[..., 1] = True
     batch = segment(algorithm, mask)
     torch.testing.assert_close(algorithm.logp(batch), torch.zeros(T + 1, B))
+
+
+@pytest.mark.parametrize("distribution", ["squashed_gaussian", "beta"])
+def test_the_best_number_is_found_by_every_distribution(distribution):
+    check_probe("ppo", PROBES["target"], "box", [f"algo.distribution={distribution}"])

@@ -19,6 +19,11 @@ APEX = (
     *("loop.in_flight=3", "buffer.num_shards=2"),
 )
 GOALS = (LINE[-1], "env.max_episode_steps=7", "buffer=her", "num_envs=2", "model.hidden=[8]")
+ROLLOUT = ("tuned=none", "model.hidden=[8]", "rollout_fragment_length=16", "algo.sgd_minibatch_size=64")
+SMALL = (
+    *("tuned=none", "model.hidden=[8]", "train_batch_size=8", "buffer.capacity=400"),
+    *("num_envs=2", "num_steps_sampled_before_learning_starts=32"),
+)
 MOMENTUM = ("algo.opt_type=rmsprop", "algo.momentum=0.5")
 TEAM = (
     *("tuned=none", "num_envs=4", "rollout_fragment_length=8", "train_batch_size=8", "replay_ratio=0.0625"),
@@ -44,6 +49,10 @@ CASES = {
         *("impala", "cartpole"),
         (*SEGMENTS, "buffer.replay_proportion=1.5", "buffer.replay_capacity=3"),
     ),
+    "adamw": ("ppo", "pendulum", (*ROLLOUT, "optimizer=adamw", "algo.lr=[[0, 1e-3], [1000, 0]]")),
+    "rmsprop": ("ppo", "pendulum", (*ROLLOUT, "optimizer=rmsprop", "+optimizer_options.momentum=0.5")),
+    "sgd": ("ppo", "pendulum", (*ROLLOUT, "optimizer=sgd", "optimizer_options={momentum: 0.9, nesterov: true}")),
+    "muon": ("sac", "pendulum", (*SMALL, "optimizer=muon", "+optimizer_options.weight_decay=0.1")),
     "whole episodes of a team": ("qmix", "spread_torch", (*SPREAD, *GRU)),
     "a team's sequences": (
         *("qmix", "spread_torch"),

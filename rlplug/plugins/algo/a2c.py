@@ -17,7 +17,7 @@ from rlplug.api import Algorithm, Clip, Context, Losses, Needs, Optim, Window
 from rlplug.functional.returns import gae
 from rlplug.functional.sequences import carry_before
 from rlplug.nn import ActorCritic, Distribution, adam_or_rmsprop
-from rlplug.settings import NonNegativeFloat, PositiveFloat, Scheduled, UnitFloat, option, settings
+from rlplug.settings import NonNegativeFloat, PolicyOptions, PositiveFloat, Scheduled, UnitFloat, option, settings
 from rlplug.types import Batch, EnvSpec, Mode
 
 
@@ -25,7 +25,7 @@ class A2C(Algorithm):
     traceable = True
 
     @settings
-    class Config:
+    class Config(PolicyOptions):
         gamma: UnitFloat = option("Discount factor.")
         lambda_: UnitFloat = option("GAE's lambda; 1: n-step returns up to the end of the rollout.")
         lr: Scheduled[NonNegativeFloat] = option("Step size.")
@@ -37,7 +37,6 @@ class A2C(Algorithm):
         entropy_coeff: Scheduled[NonNegativeFloat] = option("Weight of the entropy bonus.")
         grad_clip: PositiveFloat | None = option("Gradient clipping threshold; null: off.")
         grad_clip_by: Clip = option("value, norm (per tensor) or global_norm.")
-        initial_log_std: float = option("Initial log standard deviation of Gaussian actions.")
 
     @classmethod
     def needs(cls, cfg: Config, spec: EnvSpec) -> Needs:
@@ -51,7 +50,7 @@ class A2C(Algorithm):
     def __init__(self, cfg: Config, ctx: Context) -> None:
         super().__init__()
         self.cfg, self.ctx = cfg, ctx
-        self.net = ActorCritic.of_run(ctx, cfg.vf_share_layers, cfg.initial_log_std)
+        self.net = ActorCritic.of_run(ctx, cfg.vf_share_layers, cfg)
         self.lr = ctx.schedule(cfg.lr)
         self.vf_loss_coeff, self.entropy_coeff = ctx.schedule(cfg.vf_loss_coeff), ctx.schedule(cfg.entropy_coeff)
 

@@ -87,7 +87,7 @@ class AlphaZero(Algorithm):
         assert isinstance(self.group.action, spaces.Discrete)
         self.actions = int(self.group.action.n)
         value_torso = None if cfg.vf_share_layers else ctx.build("critic_model", self.group.obs)
-        self.net = ActorCritic(ctx.build("model", self.group.obs), value_torso, self.group.action, 0.0)
+        self.net = ActorCritic(ctx.build("model", self.group.obs), value_torso, self.group.action)
         self.lr, self.temperature = ctx.schedule(cfg.lr), ctx.schedule(cfg.temperature)
         known = [-1.0, 1.0] if self.players == 2 or cfg.ranked_rewards else None
         self.bounds = cfg.value_bounds or known

@@ -24,6 +24,7 @@ from rlplug.functional.vtrace import vtrace
 from rlplug.nn import ActorCritic, Distribution, adam_or_rmsprop
 from rlplug.settings import (
     NonNegativeFloat,
+    PolicyOptions,
     PositiveFloat,
     PositiveInt,
     Scheduled,
@@ -38,7 +39,7 @@ class APPO(Algorithm):
     traceable = True
 
     @settings
-    class Config:
+    class Config(PolicyOptions):
         gamma: UnitFloat = option("Discount factor.")
         lambda_: UnitFloat = option("Weight of longer returns, in V-trace and in GAE.")
         vtrace: bool = option("V-trace advantages for the target policy; false: GAE without off-policy correction.")
@@ -64,7 +65,6 @@ class APPO(Algorithm):
         normalize_advantage: bool = option("Per sample, over all ranks.")
         grad_clip: PositiveFloat | None = option("Gradient clipping threshold; null: off.")
         grad_clip_by: Clip = option("value, norm (per tensor) or global_norm.")
-        initial_log_std: float = option("Initial log standard deviation of Gaussian actions.")
         max_seq_len: PositiveInt = option("Recurrent: rows unrolled at once from the stored state.")
 
     @classmethod
@@ -79,7 +79,7 @@ class APPO(Algorithm):
     def __init__(self, cfg: Config, ctx: Context) -> None:
         super().__init__()
         self.cfg, self.ctx = cfg, ctx
-        self.net = ActorCritic.of_run(ctx, cfg.vf_share_layers, cfg.initial_log_std)
+        self.net = ActorCritic.of_run(ctx, cfg.vf_share_layers, cfg)
         self.target = copy.deepcopy(self.net).requires_grad_(False)
         self.lr, self.clip_param = ctx.schedule(cfg.lr), ctx.schedule(cfg.clip_param)
         self.vf_loss_coeff, self.entropy_coeff = ctx.schedule(cfg.vf_loss_coeff), ctx.schedule(cfg.entropy_coeff)

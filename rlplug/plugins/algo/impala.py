@@ -19,6 +19,7 @@ from rlplug.functional.vtrace import vtrace
 from rlplug.nn import ActorCritic, Distribution, adam_or_rmsprop
 from rlplug.settings import (
     NonNegativeFloat,
+    PolicyOptions,
     PositiveFloat,
     Scheduled,
     UnitFloat,
@@ -32,7 +33,7 @@ class IMPALA(Algorithm):
     traceable = True
 
     @settings
-    class Config:
+    class Config(PolicyOptions):
         gamma: UnitFloat = option("Discount factor.")
         lambda_: UnitFloat = option("Weight of longer returns in V-trace; 1: as in the paper.")
         vtrace: bool = option("V-trace off-policy correction; false: none.")
@@ -53,7 +54,6 @@ class IMPALA(Algorithm):
         entropy_coeff: Scheduled[NonNegativeFloat] = option("Weight of the entropy bonus.")
         grad_clip: PositiveFloat | None = option("Gradient clipping threshold; null: off.")
         grad_clip_by: Clip = option("value, norm (per tensor) or global_norm.")
-        initial_log_std: float = option("Initial log standard deviation of Gaussian actions.")
 
     @classmethod
     def needs(cls, cfg: Config, spec: EnvSpec) -> Needs:
@@ -67,7 +67,7 @@ class IMPALA(Algorithm):
     def __init__(self, cfg: Config, ctx: Context) -> None:
         super().__init__()
         self.cfg, self.ctx = cfg, ctx
-        self.net = ActorCritic.of_run(ctx, cfg.vf_share_layers, cfg.initial_log_std)
+        self.net = ActorCritic.of_run(ctx, cfg.vf_share_layers, cfg)
         self.lr = ctx.schedule(cfg.lr)
         self.vf_loss_coeff, self.entropy_coeff = ctx.schedule(cfg.vf_loss_coeff), ctx.schedule(cfg.entropy_coeff)
 

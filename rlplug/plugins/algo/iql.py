@@ -19,7 +19,16 @@ from rlplug.functional.offline import expectile_loss
 from rlplug.functional.sequences import longest, n_step_transitions
 from rlplug.functional.targets import polyak_
 from rlplug.nn import Adam, Distribution, Linear, Policy, critic_for, precise
-from rlplug.settings import NonNegativeFloat, PositiveFloat, Scheduled, StepRange, UnitFloat, option, settings
+from rlplug.settings import (
+    NonNegativeFloat,
+    PolicyOptions,
+    PositiveFloat,
+    Scheduled,
+    StepRange,
+    UnitFloat,
+    option,
+    settings,
+)
 from rlplug.types import Batch, ConfigError, EnvSpec, Mode
 
 
@@ -39,7 +48,7 @@ class IQL(Algorithm):
     traceable = True
 
     @settings
-    class Config:
+    class Config(PolicyOptions):
         gamma: UnitFloat = option("Discount factor.")
         n_step: StepRange = option("Rewards in the target before bootstrapping; [1, 5]: drawn for each sample.")
         tau: UnitFloat = option("Polyak step of the target critics.")
@@ -49,7 +58,6 @@ class IQL(Algorithm):
         actor_lr: Scheduled[NonNegativeFloat] = option("Adam's step size of the policy.")
         critic_lr: Scheduled[NonNegativeFloat] = option("Adam's step size of the critics.")
         value_lr: Scheduled[NonNegativeFloat] = option("Adam's step size of the value function.")
-        initial_log_std: float = option("Initial log standard deviation of Gaussian actions.")
         grad_clip: PositiveFloat | None = option("Gradient clipping threshold, per optimizer; null: off.")
         grad_clip_by: Clip = option("value, norm (per tensor) or global_norm.")
 
@@ -66,7 +74,7 @@ class IQL(Algorithm):
         self.cfg, self.ctx = cfg, ctx
         group = ctx.spec.single_agent
         self.clips = isinstance(group.action, spaces.Box) and group.action.is_bounded()
-        self.net, self.value = Policy(ctx.build("model", group.obs), group.action, cfg.initial_log_std), Value(ctx)
+        self.net, self.value = Policy(ctx.build("model", group.obs), group.action, cfg), Value(ctx)
         build = partial(critic_for, partial(ctx.build, "critic_model"), group.obs, group.action)
         self.critic, self.target = (build(ensemble_size=2) for _ in range(2))
         self.target.requires_grad_(False).load_state_dict(self.critic.state_dict())

@@ -20,6 +20,7 @@ from rlplug.nn.adaptation import AdaptivePolicy
 from rlplug.settings import (
     NonNegativeFloat,
     NonNegativeInt,
+    PolicyOptions,
     PositiveFloat,
     PositiveInt,
     Scheduled,
@@ -39,7 +40,7 @@ class MAML(Algorithm):
     """Learns weights from which a few policy-gradient steps on a task's episodes lead to a good policy for it."""
 
     @settings
-    class Config:
+    class Config(PolicyOptions):
         meta_batch_size: PositiveInt = option("Tasks of an update.")
         inner_adaptation_steps: NonNegativeInt = option("Gradient steps of an adaptation; 0: do not adapt.")
         inner_lr: PositiveFloat = option("Step size of the adaptation.")
@@ -54,7 +55,6 @@ class MAML(Algorithm):
         kl_target: PositiveFloat = option("Target KL divergence, to which each weight adapts.")
         grad_clip: PositiveFloat | None = option("Gradient clipping threshold; null: off.")
         grad_clip_by: Clip = option("value, norm (per tensor) or global_norm.")
-        initial_log_std: float = option("Initial log standard deviation of Gaussian actions.")
         eval_tasks: PositiveInt = option("Held-out tasks of an evaluation, the same in each.")
 
     @classmethod
@@ -71,7 +71,7 @@ class MAML(Algorithm):
     def __init__(self, cfg: Config, ctx: Context) -> None:
         super().__init__()
         self.cfg, self.ctx, group = cfg, ctx, ctx.spec.single_agent
-        self.policy = AdaptivePolicy(ctx.build("model", group.obs), group.action, cfg.initial_log_std)
+        self.policy = AdaptivePolicy(ctx.build("model", group.obs), group.action, cfg)
         self.lr, self.flat = ctx.schedule(cfg.lr), Flatten(group.obs)
         self.kl_coeff: Tensor
         self.register_buffer("kl_coeff", torch.full((cfg.inner_adaptation_steps * (cfg.kl_coeff > 0),), cfg.kl_coeff))

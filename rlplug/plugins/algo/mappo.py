@@ -22,7 +22,16 @@ from rlplug.functional.returns import gae
 from rlplug.functional.sequences import carry_before, chunks
 from rlplug.functional.td import huber
 from rlplug.nn import Adam, Distribution, Linear, precise
-from rlplug.settings import NonNegativeFloat, PositiveFloat, PositiveInt, Scheduled, UnitFloat, option, settings
+from rlplug.settings import (
+    NonNegativeFloat,
+    PolicyOptions,
+    PositiveFloat,
+    PositiveInt,
+    Scheduled,
+    UnitFloat,
+    option,
+    settings,
+)
 from rlplug.types import Batch, ConfigError, EnvSpec, Group, Mode
 
 
@@ -50,7 +59,7 @@ class MAPPO(Policies):
     traceable = True
 
     @settings
-    class Config:
+    class Config(PolicyOptions):
         critic_sees: Literal["state", "observations", "own"] = option(
             "Input of the critic: the global state and the agent's observation; all observations; its own (IPPO)."
         )
@@ -70,7 +79,6 @@ class MAPPO(Policies):
         normalize_advantage: bool = option("Over the rollout's agents, on all ranks.")
         grad_clip: PositiveFloat | None = option("Gradient clipping threshold, per optimizer; null: off.")
         grad_clip_by: Clip = option("value, norm (per tensor) or global_norm.")
-        initial_log_std: float = option("Initial log standard deviation of Gaussian actions.")
         max_seq_len: PositiveInt = option("Recurrent: rows unrolled at once from the stored state.")
 
     @classmethod
@@ -80,14 +88,8 @@ class MAPPO(Policies):
             own, ids = spec_of(spec, agents), len(agents) if cfg.agent_ids and len(agents) > 1 else 0
             obs = seen = own.single_agent.obs
             if ids or cfg.critic_sees != "own":
-                size, wide = (
-                    vector(obs, name),
-                    sum(
-                        max(1, len(group.agents)) * vector(group.obs, key)
-                        for key, group in spec.groups.items()
-                        if cfg.critic_sees == "observations"
-                    ),
-                )
+                size, seen_groups = vector(obs, name), spec.groups.items() if cfg.critic_sees == "observations" else ()
+                wide = sum(max(1, len(group.agents)) * vector(group.obs, key) for key, group in seen_groups)
                 if cfg.critic_sees == "state":
                     wide = vector(spec.extras.get("state"), "state") + size
                 seen = box((wide or size) + ids)
@@ -131,7 +133,7 @@ class CentralPPO(Algorithm):
                 "algo.sgd_minibatch_size", f"{cfg.sgd_minibatch_size} is more than a rollout's {rows} rows"
             )
         group = ctx.spec.single_agent
-        self.actor = nn.Policy(ctx.build("model", group.obs), group.action, cfg.initial_log_std)
+        self.actor = nn.Policy(ctx.build("model", group.obs), group.action, cfg)
         self.torso = ctx.build("critic_model", seen)
         self.head = Linear(self.torso.out_dim, 1, gain=1.0)
         self.lr, self.critic_lr = ctx.schedule(cfg.lr), ctx.schedule(cfg.critic_lr)

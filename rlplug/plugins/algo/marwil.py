@@ -17,7 +17,16 @@ from rlplug.api import Algorithm, Clip, Context, Learner, Losses, Needs, Optim
 from rlplug.functional.imitation import advantage_weight, log_likelihood
 from rlplug.functional.returns import gae
 from rlplug.nn import Adam, Distribution, Linear, Policy, precise
-from rlplug.settings import NonNegativeFloat, PositiveFloat, PositiveInt, Scheduled, UnitFloat, option, settings
+from rlplug.settings import (
+    NonNegativeFloat,
+    PolicyOptions,
+    PositiveFloat,
+    PositiveInt,
+    Scheduled,
+    UnitFloat,
+    option,
+    settings,
+)
 from rlplug.types import Batch, EnvSpec, Mode
 
 
@@ -25,13 +34,12 @@ class BC(Algorithm):
     traceable = True
 
     @settings
-    class Config:
+    class Config(PolicyOptions):
         lr: Scheduled[NonNegativeFloat] = option("Adam's step size.")
         sgd_minibatch_size: PositiveInt = option("Rows per gradient step, over all ranks.")
         bc_logstd_coeff: NonNegativeFloat = option("Weight of the mean log standard deviation of Gaussian actions.")
         grad_clip: PositiveFloat | None = option("Gradient clipping threshold; null: off.")
         grad_clip_by: Clip = option("value, norm (per tensor) or global_norm.")
-        initial_log_std: float = option("Initial log standard deviation of Gaussian actions.")
 
     @classmethod
     def needs(cls, cfg: Config, spec: EnvSpec) -> Needs:
@@ -46,7 +54,7 @@ class BC(Algorithm):
         super().__init__()
         self.cfg, self.ctx = cfg, ctx
         group = ctx.spec.single_agent
-        self.net = Policy(ctx.build("model", group.obs), group.action, cfg.initial_log_std)
+        self.net = Policy(ctx.build("model", group.obs), group.action, cfg)
         self.lr = ctx.schedule(cfg.lr)
 
     def optimizers(self) -> dict[str, Optim]:

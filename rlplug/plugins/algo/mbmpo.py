@@ -17,7 +17,7 @@ from rlplug.functional.meta import adapt_kl_coeffs, adapted, meta_objective, tas
 from rlplug.nn import Activation, Adam, Flatten
 from rlplug.nn.adaptation import AdaptivePolicy
 from rlplug.nn.dynamics import Dynamics
-from rlplug.settings import NonNegativeFloat, PositiveFloat, PositiveInt, UnitFloat, option, settings
+from rlplug.settings import NonNegativeFloat, PolicyOptions, PositiveFloat, PositiveInt, UnitFloat, option, settings
 from rlplug.types import Batch, ConfigError, EnvSpec, Mode, Weights
 
 STARTS = 256
@@ -31,7 +31,7 @@ class MBMPO(Algorithm):
     """Learns to adapt to each network of an ensemble of learned dynamics, and plays with the adapted policies."""
 
     @settings
-    class Config:
+    class Config(PolicyOptions):
         ensemble_size: Annotated[int, Field(ge=2)] = option("Networks of the dynamics, each of which is a task.")
         fc_net_hiddens: list[PositiveInt] = option("Hidden layers of the dynamics.")
         fc_net_activation: Activation = option("Nonlinearity of the dynamics.")
@@ -56,7 +56,6 @@ class MBMPO(Algorithm):
         kl_target: PositiveFloat = option("Target KL divergence, to which each weight adapts.")
         grad_clip: PositiveFloat | None = option("Gradient clipping threshold; null: off.")
         grad_clip_by: Clip = option("value, norm (per tensor) or global_norm.")
-        initial_log_std: float = option("Initial log standard deviation of Gaussian actions.")
 
     @classmethod
     def needs(cls, cfg: Config, spec: EnvSpec) -> Needs:
@@ -69,7 +68,7 @@ class MBMPO(Algorithm):
     def __init__(self, cfg: Config, ctx: Context) -> None:
         super().__init__()
         self.cfg, self.ctx, group = cfg, ctx, ctx.spec.single_agent
-        self.policy = AdaptivePolicy(ctx.build("model", group.obs), group.action, cfg.initial_log_std)
+        self.policy = AdaptivePolicy(ctx.build("model", group.obs), group.action, cfg)
         self.flat, self.simulator, size = Flatten(group.action), ctx.simulator(), Flatten(group.obs).size
         net = cfg.fc_net_hiddens, cfg.fc_net_activation, cfg.ensemble_size, cfg.normalize_data
         self.dynamics = Dynamics(size, self.flat.size, *net)

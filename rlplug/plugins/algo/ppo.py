@@ -15,6 +15,7 @@ from rlplug.functional.sequences import carry_before, chunks
 from rlplug.nn import ActorCritic, Adam, Distribution
 from rlplug.settings import (
     NonNegativeFloat,
+    PolicyOptions,
     PositiveFloat,
     PositiveInt,
     Scheduled,
@@ -29,7 +30,7 @@ class PPO(Algorithm):
     traceable = True
 
     @settings
-    class Config:
+    class Config(PolicyOptions):
         gamma: UnitFloat = option("Discount factor.")
         lambda_: UnitFloat = option("GAE's lambda.")
         lr: Scheduled[NonNegativeFloat] = option("Adam's step size.")
@@ -48,7 +49,6 @@ class PPO(Algorithm):
         normalize_advantage: bool = option("Per minibatch, over all ranks.")
         grad_clip: PositiveFloat | None = option("Gradient clipping threshold; null: off.")
         grad_clip_by: Clip = option("value, norm (per tensor) or global_norm.")
-        initial_log_std: float = option("Initial log standard deviation of Gaussian actions.")
         max_seq_len: PositiveInt = option("Recurrent: rows unrolled at once from the stored state.")
 
     @classmethod
@@ -79,7 +79,7 @@ class PPO(Algorithm):
         obs, action = ctx.spec.single_agent.obs, ctx.spec.single_agent.action
         torso = ctx.build("model", obs)
         value_torso = None if cfg.vf_share_layers else ctx.build("critic_model", obs)
-        self.net = ActorCritic(torso, value_torso, action, cfg.initial_log_std)
+        self.net = ActorCritic(torso, value_torso, action, cfg)
         if self.sequences and not self.initial_carry(1):
             raise ConfigError("critic_model", "has a recurrent state, but algo.vf_share_layers leaves it out")
         self.lr, self.clip_param = ctx.schedule(cfg.lr), ctx.schedule(cfg.clip_param)
