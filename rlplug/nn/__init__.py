@@ -20,6 +20,7 @@ from rlplug.nn.heads import (
     DiagGaussianHead,
     Head,
     MultiCategoricalHead,
+    PolicyOptions,
     TanhGaussianHead,
     head_for,
 )
@@ -66,6 +67,7 @@ __all__ = [
     "NoMixer",
     "Pixels",
     "Policy",
+    "PolicyOptions",
     "Recurrent",
     "ResidualCNN",
     "SumMixer",
