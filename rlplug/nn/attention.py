@@ -51,21 +51,21 @@ class RelativeAttention(Module):
         """Return what the last ``T`` rows read.
 
         Args:
-            rows: ``[B, memory + T, dim]``.
+            rows: ``[memory + T, B, dim]``.
             mask: ``[B, T, memory + T]`` bool: which rows each of the last ``T`` may attend to; itself at least, and
                 none that is farther away than ``memory``.
 
         Returns:
-            ``[B, T, dim]``.
+            ``[T, B, dim]``.
         """
         each = (self.heads, self.head_dim)
-        query = F.linear(rows[:, self.memory :], self.query).unflatten(-1, each).transpose(1, 2)  # [B, heads, T, ...]
-        key, value = F.linear(rows, self.key_value).unflatten(-1, (2, *each)).permute(2, 0, 3, 1, 4)
+        query = F.linear(rows[self.memory :], self.query).unflatten(-1, each).permute(1, 2, 0, 3)  # [B, heads, T, ...]
+        key, value = F.linear(rows, self.key_value).unflatten(-1, (2, *each)).permute(2, 1, 3, 0, 4)
         position = F.linear(self.distances, self.position).unflatten(-1, each).transpose(0, 1)
         scores = (query + self.content_bias) @ key.transpose(-2, -1)  # [B, heads, T, memory + T]
         scores = scores + self._shifted((query + self.position_bias) @ position.transpose(-2, -1))
         scores = (scores * self.head_dim**-0.5).masked_fill(~mask[:, None], -torch.inf)
-        return F.linear((scores.softmax(-1) @ value).transpose(1, 2).flatten(-2), self.out)
+        return F.linear((scores.softmax(-1) @ value).permute(2, 0, 1, 3).flatten(-2), self.out)
 
     def _shifted(self, by_distance: Tensor) -> Tensor:
         """Move the scores of row ``t`` for all distances, ``[..., T, memory + 1]``, to its keys ``t`` to ``t + memory``.
@@ -115,8 +115,8 @@ class GTrXLLayer(Module):
         self.gate, self.mlp_gate = Gate(dim, gate_bias, init=init), Gate(dim, gate_bias, init=init)
 
     def forward(self, rows: Tensor, mask: Tensor) -> Tensor:
-        """Map ``[B, memory + T, dim]`` to the last ``T`` rows of the next layer; see ``RelativeAttention``."""
-        x = rows[:, self.attention.memory :]
+        """Map ``[memory + T, B, dim]`` to the last ``T`` rows of the next layer; see ``RelativeAttention``."""
+        x = rows[self.attention.memory :]
         x = self.gate(x, torch.relu(self.attention(self.norm(rows), mask)))
         return self.mlp_gate(x, self.mlp(self.mlp_norm(x)))
 
@@ -184,15 +184,14 @@ class GTrXL(Module):
 
     def _attend(self, x: Tensor, carry: Batch, is_first: Tensor | None) -> tuple[Tensor, Batch]:
         episode, mask = self._episodes(x, carry["length"], is_first)
-        x, seen = self.embedding(x).transpose(0, 1), list[Tensor]()
+        x, seen = self.embedding(x), list[Tensor]()
         for layer, memory in zip(self.layers, carry["memory"].unbind(1), strict=True):
-            rows = torch.cat([memory, x], 1)
-            seen.append(rows[:, -self.memory :])
+            rows = torch.cat([memory.transpose(0, 1), x])
+            seen.append(rows[-self.memory :].transpose(0, 1))
             x = layer(rows, mask)
         kept = episode[:, -self.memory :] == episode[:, -1:]
-        memory = torch.stack(seen, 1)
-        memory = torch.where(kept[:, None, :, None], memory, torch.zeros_like(memory))
-        return x.transpose(0, 1), {"memory": memory, "length": kept.sum(1)}
+        memory = torch.stack(seen, 1).masked_fill(~kept[:, None, :, None], 0.0)
+        return x, {"memory": memory, "length": kept.sum(1)}
 
     def _episodes(self, x: Tensor, length: Tensor, is_first: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return the number of every row's episode, ``[B, memory + T]``, and the mask of the attention.
