@@ -68,7 +68,7 @@ class RelativeAttention(Module):
         return F.linear((scores.softmax(-1) @ value).permute(2, 0, 1, 3).flatten(-2), self.out)
 
     def _shifted(self, by_distance: Tensor) -> Tensor:
-        """Move the scores of row ``t`` for all distances, ``[..., T, memory + 1]``, to its keys ``t`` to ``t + memory``.
+        """Move the scores of row ``t`` by distance, ``[..., T, memory + 1]``, to its keys ``t``, ..., ``t + memory``.
 
         Rows that are longer by one than the result shift by one from row to row.
         """
