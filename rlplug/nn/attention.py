@@ -126,8 +126,7 @@ class GTrXL(Module):
 
     A row attends to itself and to the ``memory`` rows before it in its episode. The carry holds the inputs of every
     layer for the last rows of the episode: ``memory [n, layers, memory, dim]``, the latest one at the end and 0 where
-    there is none, and ``length [n]`` int64, how many there are. It is a constant: gradients end at the first row of a
-    sequence.
+    there is none, and ``length [n]``, how many there are. It is a constant: gradients end at the first row of a sequence.
 
     Args:
         in_features: size of the input.
@@ -165,8 +164,8 @@ class GTrXL(Module):
 
     def initial_carry(self, n: int) -> Batch:
         """Return zeros: no row is remembered."""
-        memory = self.embedding.weight.new_zeros(n, len(self.layers), self.memory, self.dim)
-        return {"memory": memory, "length": torch.zeros(n, dtype=torch.int64, device=memory.device)}
+        weight = self.embedding.weight
+        return {"memory": weight.new_zeros(n, len(self.layers), self.memory, self.dim), "length": weight.new_zeros(n)}
 
     def forward(self, x: Tensor, carry: Batch, is_first: Tensor | None) -> tuple[Tensor, Batch]:
         """Map ``[B, in]`` or ``[T, B, in]`` to ``[..., dim]``, and to the carry after the last row.
@@ -191,7 +190,7 @@ class GTrXL(Module):
             x = layer(rows, mask)
         kept = episode[:, -self.memory :] == episode[:, -1:]
         memory = torch.stack(seen, 1).masked_fill(~kept[:, None, :, None], 0.0)
-        return x, {"memory": memory, "length": kept.sum(1)}
+        return x, {"memory": memory, "length": kept.sum(1, dtype=memory.dtype)}
 
     def _episodes(self, x: Tensor, length: Tensor, is_first: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return the number of every row's episode, ``[B, memory + T]``, and the mask of the attention.
