@@ -78,7 +78,7 @@ class RelativeAttention(Module):
 
 
 class Gate(Module):
-    """The gate of a GRU in place of a residual connection: Parisotto et al. 2019, section 3.2.
+    """The gate of a GRU in place of a residual connection: Parisotto et al. 2019, gating layers.
 
     Args:
         dim: size of both inputs.

@@ -51,7 +51,7 @@ def sinusoid(distance):
 
 
 def gated(gate, x, y):
-    """Parisotto et al. 2019, section 3.2, gated-recurrent-unit-type gating."""
+    """Parisotto et al. 2019, gated-recurrent-unit-type gating."""
     (w_r, w_z, w_g), (u_r, u_z, u_g) = np.split(array(gate.weight_y), 3), np.split(array(gate.weight_x), 3)
     r = sigmoid(w_r @ y + u_r @ x)
     z = sigmoid(w_z @ y + u_z @ x - array(gate.bias))
