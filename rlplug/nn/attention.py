@@ -126,7 +126,8 @@ class GTrXL(Module):
 
     A row attends to itself and to the ``memory`` rows before it in its episode. The carry holds the inputs of every
     layer for the last rows of the episode: ``memory [n, layers, memory, dim]``, the latest one at the end and 0 where
-    there is none, and ``length [n]``, how many there are. It is a constant: gradients end at the first row of a sequence.
+    there is none, and ``length [n]``, how many there are. Callers pass it as a constant, so gradients end at the first
+    row of a sequence.
 
     Args:
         in_features: size of the input.
