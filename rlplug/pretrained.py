@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from rlplug import script
 from rlplug.checkpointing.format import Checkpoint, find, folder_of
 from rlplug.registry.discovery import unknown
 from rlplug.types import ConfigError
@@ -61,16 +62,15 @@ def load(algorithm: nn.Module, normalizer: Any, setting: str | Mapping[str, Any]
 def _weights(path: str) -> tuple[dict[str, Any], dict[str, Any] | None]:
     """Return the algorithm's state, and the normalizer's if there is one."""
     file = Path(path)
+    if path.startswith(script.HERE):
+        return _named(script.attribute(path, KEY), path), None
     if file.is_file():
         try:
             found = torch.load(file, map_location="cpu", weights_only=True)
         except (OSError, RuntimeError, ValueError, EOFError, pickle.UnpicklingError) as error:
             said = next(iter(str(error).splitlines()), type(error).__name__)
             raise ConfigError(KEY, f"{path} cannot be read: {said}") from None
-        if not isinstance(found, Mapping) or not all(isinstance(name, str) for name in found):
-            said = f"{path} holds {type(found).__name__}, and no weights; torch.save(algorithm.state_dict(), file)"
-            raise ConfigError(KEY, f"{said} writes them")
-        return dict(found), None
+        return _named(found, path), None
     run, at, step = path.rpartition("@")
     try:
         if at and not file.exists() and re.fullmatch(r"[\d_]+", step):
@@ -84,6 +84,13 @@ def _weights(path: str) -> tuple[dict[str, Any], dict[str, Any] | None]:
     except ConfigError as error:
         raise ConfigError(KEY, error.message) from None
     return whole["algorithm"], whole["normalizer"]
+
+
+def _named(found: Any, path: str) -> dict[str, Any]:
+    if not isinstance(found, Mapping) or not all(isinstance(name, str) for name in found):
+        said = f"{path} holds {type(found).__name__}, and no weights; torch.save(algorithm.state_dict(), file)"
+        raise ConfigError(KEY, f"{said} writes them")
+    return dict(found)
 
 
 def _load_moments(normalizer: nn.Module, given: Mapping[str, Any]) -> None:

@@ -104,7 +104,7 @@ def train(
         model: a name, a mapping with settings, or a class of networks, ``Net(space)``; see ``model=custom``.
         callbacks: classes or objects with hooks; see ``docs/hooks.md``.
         folder: the run folder; None: a new one below ``runs``.
-        settings: further settings of the run.
+        settings: further settings of the run. ``init_from`` may be the weights, a ``state_dict()``.
 
     Raises:
         ConfigError: the run cannot start as configured; nothing was written.
@@ -409,6 +409,10 @@ def _maker(key: str, thing: Any) -> Any:
 
 
 def _overrides(key: str, value: Any) -> Iterator[str]:
+    if key == "init_from" and isinstance(value, Mapping):  # weights, or {path: weights, prefix: [...]}
+        path = value.get("path", value)
+        kept = script.keep("weights", dict(path)) if isinstance(path, Mapping) else path
+        value = {**value, "path": kept} if "path" in value else kept
     if isinstance(value, Mapping) and key not in WHOLE:
         chooses = "name" in value and "." not in key
         if chooses:

@@ -53,6 +53,20 @@ def test_a_run_begins_with_the_weights_of_another(first, tmp_path):
     assert equal(begun(tmp_path / "c", init_from=str(tmp_path / "w.pt"))[0], weights(first))
 
 
+def test_weights_of_the_script(first, tmp_path):
+    given = weights(first)
+    assert equal(begun(tmp_path / "a", init_from=given)[0], given)
+    found, _ = begun(tmp_path / "b", init_from={"path": given, "prefix": ["net.torso"]})
+    assert equal(found, given, "net.torso")
+    assert not equal(found, given)
+    with rlplug.Session.resume(tmp_path / "a") as run:
+        assert run.updates == 0
+    fewer = {name: x for name, x in given.items() if "torso" not in name}
+    with pytest.raises(ConfigError, match=r"init_from: only this run has net\.torso"):
+        begun(tmp_path / "c", init_from=fewer)
+    assert not (tmp_path / "c").exists()
+
+
 def test_a_part_of_the_weights(first, tmp_path):
     found, _ = begun(tmp_path / "a", init_from={"path": str(first), "prefix": ["net.torso"]})
     own, _ = begun(tmp_path / "b")

@@ -21,7 +21,7 @@ def like_collected(row: Batch, saved: Any) -> Any:
         row: what is collected, leaves ``[B, ...]``.
 
     Raises:
-        ValueError: they differ in keys, in the kind of a dtype, or in a shape beyond the axes of ``valid``.
+        ValueError: they lack a key, or differ in the kind of a dtype or in a shape beyond the axes of ``valid``.
     """
     parts: Any = saved if isinstance(saved, list | tuple) else ()
     for part in saved.values() if isinstance(saved, dict) else parts:
@@ -32,8 +32,8 @@ def like_collected(row: Batch, saved: Any) -> Any:
 
 
 def _check_stored(row: Any, saved: Any, axes: Sequence[int]) -> None:
-    if odd := (row.keys() ^ saved.keys()) - {"carry"}:
-        raise ValueError(f"the saved rows and those that are collected differ in {', '.join(sorted(odd))}")
+    if missing := row.keys() - saved.keys() - {"carry"}:
+        raise ValueError(f"the saved rows lack {', '.join(sorted(missing))}")
     for key in row.keys() & saved.keys() - {"carry"}:
         like, leaf = row[key], saved[key]
         if isinstance(like, dict):

@@ -10,6 +10,8 @@ from typing import Any
 import hydra
 import yaml
 from hydra._internal.core_plugins.file_config_source import FileConfigSource
+from hydra._internal.hydra import Hydra
+from hydra._internal.utils import create_config_search_path
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.global_hydra import GlobalHydra
@@ -17,6 +19,7 @@ from hydra.core.plugins import Plugins
 from hydra.errors import HydraException
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from hydra.types import RunMode
+from hydra.version import setbase
 from omegaconf import DictConfig
 
 from rlplug.config.errors import UnknownKeyError, joined, single, value_at
@@ -71,8 +74,9 @@ def session() -> Iterator[ConfigLoader]:
     outer = GlobalHydra.instance().hydra
     GlobalHydra.instance().clear()
     try:
-        with hydra.initialize(config_path=None, version_base=VERSION_BASE):
-            yield GlobalHydra.instance().config_loader()
+        setbase(VERSION_BASE)
+        # hydra.initialize would read the source of every caller, to find what ``config_path`` is relative to
+        yield Hydra.create_main_hydra2("rlplug", create_config_search_path(None)).config_loader
     finally:
         GlobalHydra.instance().hydra = outer
 

@@ -18,6 +18,7 @@ from gymnasium.envs.registration import EnvSpec, load_env_creator
 from rlplug.envs.env_list import EnvList
 from rlplug.envs.fire import FireVector, fire_of
 from rlplug.envs.native import NativeVector
+from rlplug.envs.numbering import contains_number, numbered
 from rlplug.envs.wrapping import Wrapping
 from rlplug.script import attribute
 from rlplug.types import ConfigError
@@ -198,7 +199,7 @@ def make_list(
     """
     own = {key: options.pop(key) for key in OWN if key in options}
     make = Maker(spec, kwargs or {}, Wrapping(max_episode_steps=max_episode_steps, **options))
-    return EnvList([make() for _ in range(num_envs)], **make.offers, **own)
+    return EnvList([numbered(make, i)() for i in range(num_envs)], **make.offers, **own)
 
 
 def render_modes(spec: EnvSpec) -> list[str]:
@@ -225,6 +226,8 @@ def why_not_native(spec: EnvSpec, wrapping: Wrapping, kwargs: Mapping[str, Any] 
     """Return why the environment's own vector cannot be used, or None if it can."""
     if (kwargs or {}).get("render_mode") is not None:
         return "env.kwargs.render_mode applies to single environments, as a vector does not render"
+    if contains_number(kwargs or {}):
+        return "env.kwargs contain {env_id}, which applies to single environments"
     if spec.vector_entry_point is None or spec.additional_wrappers:
         return f"{spec.id} registers no vector environment"
     if type(wrapping) is not Wrapping:

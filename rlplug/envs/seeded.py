@@ -15,6 +15,7 @@ from gymnasium.vector import AutoresetMode
 
 from rlplug import tree
 from rlplug.envs.checking import MisfitError, began, check_seeds, rules_broken, take_over
+from rlplug.envs.numbering import numbered
 from rlplug.envs.spaces import equal
 from rlplug.types import Batch, EnvSpec, EnvTraits, RunError, Tree
 
@@ -37,7 +38,7 @@ class SeededList:
 
     Args:
         envs: the environments; the list owns and closes them.
-        env_ids: the environments' global numbers, for messages.
+        env_ids: the environments' global numbers, for messages and for ``remake``.
         seed_bits: 32, or 31 for environments that take signed 32-bit integers.
         remake: makes a replacement for an environment that raises or returns values outside its spaces; its column
             starts the next episode, and ``step`` marks it in ``restarted [B]``. None: the run stops.
@@ -168,7 +169,7 @@ class SeededList:
         print(f"rlplug: {self._where(i)} failed, and is replaced: {last}", file=sys.stderr, flush=True)
         with suppress(Exception, SystemExit):  # it is broken
             self.envs[i].close()
-        self.envs[i] = self._remake()
+        self.envs[i] = numbered(self._remake, self.env_ids[i])()
         take_over(self.envs[i : i + 1])
         self._steps[i] = self.envs[i].step
         self._begin(i, self._episodes[i] + 1)

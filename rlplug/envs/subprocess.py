@@ -26,6 +26,7 @@ from rlplug.envs.checking import check_seeds
 from rlplug.envs.env_list import EnvList
 from rlplug.envs.episode_metrics import KEY as METRICS
 from rlplug.envs.goals import EnvGoals, goals_of
+from rlplug.envs.numbering import numbered
 from rlplug.envs.seeded import SeededList, first_of, observed, tell_once
 from rlplug.envs.spec_json import mismatch
 from rlplug.envs.worker import CALL, FAILED, NOT_CLOSED, STEP, columns_of, not_sent, read, send, shared_rows
@@ -284,7 +285,7 @@ def _cores() -> int:
 
 def _goals(make: Callable[[], gymnasium.Env[Any, Any]]) -> EnvGoals | None:
     """Return the goals of ``EnvList``, from an environment in this process."""
-    env = make()
+    env = numbered(make, 0)()
     try:
         return goals_of(env)
     finally:

@@ -17,6 +17,7 @@ import numpy as np
 
 from rlplug import script, tree
 from rlplug.envs.env_list import lead_of, rows_of
+from rlplug.envs.numbering import numbered
 from rlplug.envs.seeded import SeededList
 from rlplug.envs.spaces import allocate
 from rlplug.types import Batch, ConfigError, EnvSpec, RunError
@@ -56,7 +57,7 @@ def _serve(main: socket.socket, memory: int) -> None:
     except Exception as error:  # definitions of the main module are missing here
         return send(main, FAILED, not_sent(error))
     try:
-        envs = listed([make() for _ in env_ids], env_ids=env_ids, **options)
+        envs = listed([numbered(make, i)() for i in env_ids], env_ids=env_ids, **options)
     except (ConfigError, RunError) as error:
         return send(main, FAILED, error)
     except (Exception, SystemExit) as error:

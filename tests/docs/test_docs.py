@@ -232,6 +232,16 @@ def test_links_lead_somewhere(page: Path):
         assert not anchor or anchor in anchors(file.read_text(encoding="utf-8")), f"there is no heading #{anchor}"
 
 
+def test_what_a_page_says_of_tests_is_so():
+    rows = re.findall(r"^\| (.+) \| (yes|partly|no) \| (.*) \|$", TEXT[DOCS / "coverage.md"], re.MULTILINE)
+    assert len(rows) > 100
+    for row, state, tests in rows:
+        named = re.findall(r"\[`[\w.]+::(\w+)`\]\((\S+?)\)", tests)
+        assert named or state != "yes", row
+        for name, target in named:
+            assert re.search(rf"^def {name}\(", (DOCS / target).read_text(encoding="utf-8"), re.MULTILINE), name
+
+
 # ---- command lines ---------------------------------------------------------------------------------------------------
 
 

@@ -254,6 +254,15 @@ def test_groups_by_pattern():
     assert masked.reset([0, 1, 2])["o"]["action_mask"].sum() == 3
 
 
+def test_arguments_contain_the_number_of_the_environment():
+    env = made("Troupe", "ab ab", kwargs={"cut": "{env_id}"})
+    env.reset(range(kit.COLUMNS))
+    action = np.zeros((kit.COLUMNS, 3), np.int64)
+    row = [env.step(action) for _ in range(2)][-1]
+    assert row["terminated"][:, :2].tolist() == [[True, True], *[[False, False]] * (kit.COLUMNS - 1)]
+    assert row["truncated"][:, :2].tolist() == [[False, False], *[[True, True]] * (kit.COLUMNS - 1)]
+
+
 def test_an_observation_function_sees_all_agents():
     env = made("Troupe", "abc ab", observation_fn=f"{TROUPE}:nearest")
     assert [row["obs"][0, 2] for row in played(env, 2)] == [3.0, 3.0, 2.0]

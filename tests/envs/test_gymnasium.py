@@ -1,11 +1,15 @@
 import re
+from types import SimpleNamespace
 
 import gymnasium
 import numpy as np
 import pytest
 from gymnasium.spaces import Box
 
+from rlplug import testing
+from rlplug.config import compose
 from rlplug.envs import EnvList, NativeVector
+from rlplug.plugins.env.gymnasium import Gymnasium
 from rlplug.types import ConfigError
 from tests.envs.making import gym
 
@@ -70,7 +74,7 @@ def test_an_id_that_cannot_be_made_is_explained(env_id, says):
 
 
 def failing(error):
-    def fail():
+    def fail(action=None):
         raise error
 
     return fail
@@ -103,6 +107,66 @@ def test_a_module_in_the_id_is_imported(tmp_path, monkeypatch, register):
     (tmp_path / "brings_walk.py").write_text(f"import gymnasium\n{code}")
     monkeypatch.syspath_prepend(tmp_path)
     assert gym("brings_walk:Brought-v0").spec.max_episode_steps == 5
+
+
+@pytest.mark.parametrize("vectorization", ["list", "subprocess"])
+def test_arguments_contain_the_number_of_the_environment(vectorization):
+    options = {"id": "Pendulum-v1", "kwargs": {"g": "{env_id}"}, "vectorization": vectorization, "workers": 2}
+    context = SimpleNamespace(env_ids=range(2, 5), num_envs=8, render=False, role="actor")
+    env, action = Gymnasium(testing.config("env/gymnasium", **options), context), np.ones((3, 1), np.float32)
+    singles = [gym("Pendulum-v1", 1, kwargs={"g": i}) for i in (2, 3, 4)]
+    for one, seed in zip((env, *singles), ([7, 7, 7], [7], [7], [7]), strict=True):
+        one.reset(seed)
+    for _ in range(3):
+        expected = [single.step(action[:1])["obs"][0].tolist() for single in singles]
+        assert env.step(action)["obs"].tolist() == expected
+    assert expected[0] != expected[1] != expected[2]
+    env.close()
+
+
+def test_an_environment_that_is_replaced_keeps_its_number():
+    env = gym("Pendulum-v1", 3, kwargs={"g": "{env_id}"}, restart_failed=True)
+    env.reset([1, 2, 3])
+    failed = env.envs[2]
+    env._steps[2] = failing(OSError("broken"))
+    env.step(np.zeros((3, 1), np.float32))
+    assert env.envs[2] is not failed
+    assert [one.unwrapped.g for one in env.envs] == [0, 1, 2]
+
+
+def test_numbers_are_of_single_environments():
+    kwargs = {"kwargs": {"render_mode": None, "sutton_barto_reward": "{env_id}"}}
+    assert isinstance(gym("CartPole-v1", **kwargs), EnvList)
+    for options, key in [({"vectorization": "native"}, "env.vectorization"), ({"backend": "envpool"}, "env.kwargs")]:
+        with pytest.raises(ConfigError, match=r"env_id\}, which applies to single environments") as error:
+            gym("CartPole-v1", **kwargs, **options)
+        assert error.value.key == key
+    with pytest.raises(ConfigError, match=r"env.simulator: is copy, but env.kwargs differ"):
+        gym("CartPole-v1", **kwargs, vectorization="list", simulator="copy")
+
+
+class Louder(gymnasium.RewardWrapper):
+    """Multiplies rewards."""
+
+    def __init__(self, env, factor=2.0):
+        super().__init__(env)
+        self.factor = factor
+
+    def reward(self, reward):
+        return self.factor * float(reward)
+
+
+def test_a_command_line_names_environment_and_wrappers_by_module():
+    rewards = []
+    for wrappers in ("[]", f"[{__name__}:Louder,{{entry_point:'{__name__}:Louder',kwargs:{{factor:5.0}}}}]"):
+        words = ["algo=ppo", "env=tests.envs.walking:Walk", "env.max_episode_steps=5", f"env.wrappers={wrappers}"]
+        config = compose(words)
+        env = config.env.build(SimpleNamespace(env_ids=range(2), num_envs=2, render=False, role="actor"))
+        assert env.spec.max_episode_steps == 5
+        env.reset([0, 1])
+        rewards.append(env.step(np.ones(2, np.int64))["reward"].copy())
+    np.testing.assert_allclose(rewards[1], 10.0 * rewards[0], rtol=1e-6)
+    assert (rewards[0] != 0).all()
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ class Troupe:
     render_mode, metadata = None, {}
 
     def __init__(self, script: str = "ab ab ab", cut: bool = False, names: str = "abc"):
-        self.script, self.cut, self.possible_agents = script.split(), cut, [*names]
+        self.script, self.cut, self.possible_agents = script.split(), bool(cut), [*names]
         self.agents: list[str] = []
 
     def observation_space(self, agent):

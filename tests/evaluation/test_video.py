@@ -12,12 +12,14 @@ from typing import Any, ClassVar
 import gymnasium
 import numpy as np
 import pytest
+import torch
 from gymnasium.envs.classic_control.cartpole import CartPoleEnv
 from imageio_ffmpeg import read_frames as frames
 
 import rlplug
 from rlplug.config import compose
 from rlplug.evaluation.video import record
+from rlplug.plugins.algo.dqn import DQN
 from rlplug.run import launch
 from rlplug.types import ConfigError, RunError
 
@@ -44,6 +46,24 @@ def test_every_evaluation_is_recorded_and_the_run_stays_the_same(tmp_path: Path)
     assert len(shown) > 8  # a pole takes as long to fall
     assert [*shown[0][0, 0]] == [255, 255, 255]
     assert not np.array_equal(shown[0], shown[-1])
+
+
+def test_what_an_algorithm_predicts_is_a_second_video(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    drawn = torch.zeros(4, 32, 48, 3, dtype=torch.uint8)
+    drawn[:, :, 24:] = 255
+    monkeypatch.setattr(DQN, "pictures", lambda self, batch: drawn if batch["obs"].shape[-1] == 4 else None)
+    words = ["algo=dqn", "env=cartpole", "tuned=none", "total_steps=64", "num_steps_sampled_before_learning_starts=32"]
+    words += ["buffer.capacity=100", "eval.every=0", "eval.episodes=1", "eval.record=1", "hardware=cpu"]
+    words += ["logger.only=[]", "compile=off"]
+    launch.train(compose(words), tmp_path / "run", ["rlplug"])
+    (path,) = (tmp_path / "run" / "videos").glob("*_predicted.mp4")
+    assert path.with_stem(path.stem.removesuffix("_predicted")).exists()
+    video = frames(path)
+    assert next(video)["source_size"] == (48, 32)
+    shown = [np.frombuffer(frame, np.uint8).reshape(32, 48, 3) for frame in video]
+    assert len(shown) == 4
+    assert shown[-1][:, :16].max() < 40
+    assert shown[-1][:, 32:].min() > 215
 
 
 def test_pictures_of_an_odd_size_are_written_one_by_one_and_without_scaling(tmp_path: Path):

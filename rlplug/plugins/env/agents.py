@@ -11,6 +11,7 @@ from typing import Any, Literal
 from rlplug.api import Context, VecEnv
 from rlplug.envs.agent_list import AgentList
 from rlplug.envs.agent_making import AgentsMaker, make_dicts, make_petting
+from rlplug.envs.numbering import numbered
 from rlplug.envs.subprocess import Subprocess
 from rlplug.settings import PositiveFloat, PositiveInt, option, settings
 from rlplug.types import ConfigError
@@ -18,7 +19,9 @@ from rlplug.types import ConfigError
 
 @settings
 class Options:
-    kwargs: dict[str, Any] = option("Arguments of the environment's constructor.")
+    kwargs: dict[str, Any] = option(
+        "Arguments of the environment's constructor; {env_id} in a text is the environment's number."
+    )
     groups: dict[str, list[str]] = option(
         "By group, patterns of its agents' names, such as {hunters: [hunter_*]}; {}: agents with equal spaces form one."
     )
@@ -65,7 +68,7 @@ def listed(cfg: Options, ctx: Context, make: Callable[..., Any]) -> VecEnv:
     if cfg.vectorization == "subprocess" and not ctx.render:
         env: Any = Subprocess(maker, workers=cfg.workers, listed=AgentList, **options)
     else:
-        env = AgentList([maker() for _ in ctx.env_ids], **options)
+        env = AgentList([numbered(maker, i)() for i in ctx.env_ids], **options)
     if ctx.render and env.traits.render is None:
         env.close()
         raise ConfigError("eval.record", "the environment takes no render_mode=rgb_array; use 0")

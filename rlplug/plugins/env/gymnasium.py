@@ -11,6 +11,7 @@ from pydantic import Field
 from rlplug.api import Context, VecEnv
 from rlplug.envs.env_list import EnvList
 from rlplug.envs.making import Maker, found, has_native, make_native, module_of, render_modes
+from rlplug.envs.numbering import contains_number, numbered
 from rlplug.envs.simulation import copied
 from rlplug.envs.subprocess import Subprocess
 from rlplug.envs.wrapping import Wrapping
@@ -27,7 +28,9 @@ class Config:
     entry_point: str | None = option(
         "module:Class of an environment that is not registered, or module:function; null: id."
     )
-    kwargs: dict[str, Any] = option("Arguments of the environment's constructor.")
+    kwargs: dict[str, Any] = option(
+        "Arguments of the environment's constructor; {env_id} in a text is the environment's number."
+    )
     backend: Literal["gymnasium", "envpool"] = option("Package that the environment comes from.")
     vectorization: Literal["auto", "native", "list", "subprocess"] = option(
         "native: the environment's own vector; list: environments in a loop, each episode with its own"
@@ -108,6 +111,8 @@ class Gymnasium(VecEnv):
             if cfg.vectorization not in ("auto", "list") or cfg.restart_failed:
                 said = "is copy, which needs env.vectorization=list and env.restart_failed=false"
                 raise ConfigError("env.simulator", said)
+            if contains_number(cfg.kwargs):
+                raise ConfigError("env.simulator", "is copy, but env.kwargs differ from one environment to another")
             return copied(make, len(ctx.env_ids), **own, **make.offers)
         if cfg.vectorization == "subprocess":
             return Subprocess(make, workers=cfg.workers, **own, **make.offers)
@@ -115,7 +120,7 @@ class Gymnasium(VecEnv):
         native = cfg.vectorization == "native" or fits
         if native and not cfg.restart_failed:
             return make_native(spec, len(ctx.env_ids), cfg.kwargs, independent=ctx.role == "job", **options, **own)
-        return EnvList([make() for _ in ctx.env_ids], **make.offers, **own)
+        return EnvList([numbered(make, i)() for i in ctx.env_ids], **make.offers, **own)
 
 
 def _check_masks(cfg: Config, there: bool) -> None:
@@ -145,7 +150,7 @@ def _shown(cfg: Config, wrapping: Wrapping, own: dict[str, Any]) -> VecEnv:
         make = Maker(spec, {**cfg.kwargs, "render_mode": "rgb_array"}, wrapping, module_of(cfg.id))
         if cfg.simulator:
             return copied(make, len(own["env_ids"]), **make.offers, **own)
-        return EnvList([make() for _ in own["env_ids"]], **make.offers, **own)
+        return EnvList([numbered(make, i)() for i in own["env_ids"]], **make.offers, **own)
     except ConfigError as error:
         raise ConfigError("eval.record", f"{cfg.id or cfg.entry_point} cannot render; use 0 ({error})") from error
 
@@ -158,6 +163,8 @@ def _from_envpool(cfg: Config, options: dict[str, Any]) -> VecEnv:
             raise ConfigError(f"env.{key}", "applies to single environments, but env.backend=envpool has none")
     if cfg.kwargs.get("render_mode") is not None:
         raise ConfigError("env.kwargs.render_mode", "applies to single environments; a vector does not render")
+    if contains_number(cfg.kwargs):
+        raise ConfigError("env.kwargs", "contain {env_id}, which applies to single environments, not to a vector")
     from rlplug.envs.envpool import make_envpool  # imported here: the package is optional
 
     if cfg.id is None:
