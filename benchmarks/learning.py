@@ -169,6 +169,7 @@ PROOFS = {
     "qmix_vdn_two_step": Proof("algo=qmix env=two_step algo.mixer=vdn", 7, blind=True),
     "qmix_spread_torch": Proof("algo=qmix env=spread_torch", -18),  # random: -27.4
     "maddpg_spread_torch": Proof("algo=maddpg env=spread_torch", -18),
+    "mappo_spread_torch": Proof("algo=mappo env=spread_torch", -18),
     "linucb_linear_bandit": Proof("algo=linucb env=linear_bandit", 57, blind=True),  # 58.18 is the optimum
     "lints_linear_bandit": Proof("algo=lints env=linear_bandit", 57, blind=True),
     "lingreedy_linear_bandit": Proof("algo=lingreedy env=linear_bandit", blind=True),
