@@ -176,6 +176,7 @@ PROOFS = {
     "ppo_blackjack": Proof(PPO + "blackjack", -0.08),
     "sac_cartpole": Proof(SAC + "cartpole", 400),
     "ppo_lstm_stateless_cartpole": Proof(PPO + "stateless_cartpole model=lstm", 400),
+    "ppo_attention_stateless_cartpole": Proof(PPO + "stateless_cartpole model=attention", 400),
     "impala_lstm_stateless_cartpole": Proof(IMPALA + "stateless_cartpole model=lstm", 400, blind=True),
     "impala_lstm_stateless_cartpole_actors": Proof(f"{IMPALA}stateless_cartpole model=lstm {ACTORS}", 400, blind=True),
     "r2d2_stateless_cartpole": Proof("experiment=r2d2_stateless_cartpole", 400),

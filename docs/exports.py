@@ -34,6 +34,7 @@ MODELS: dict[str, Callable[[Cell], bool]] = {
     "multi_input": lambda cell: cell.observation in ("dict", "tuple") and cell.recurrence == "none",
     "gru": lambda cell: cell.recurrence == "gru",
     "lstm": lambda cell: cell.recurrence == "lstm",
+    "attention": lambda cell: cell.recurrence == "attention",
 }
 """columns of the table, and their runs"""
 INTRO = f"""# Exports of every algorithm and model

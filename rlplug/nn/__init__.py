@@ -1,6 +1,7 @@
 """Building blocks for networks. They depend on no algorithm or run."""
 
 from rlplug.nn.actor_critic import ActorCritic, Policy
+from rlplug.nn.attention import GTrXL
 from rlplug.nn.cnn import CNN, Pixels, ResidualCNN, is_image
 from rlplug.nn.critic import Critic, DiscreteCritic, FeatureCritic, InputCritic, constant, critic_for, frozen
 from rlplug.nn.distributions import (
@@ -53,6 +54,7 @@ __all__ = [
     "Ensemble",
     "FeatureCritic",
     "Flatten",
+    "GTrXL",
     "Head",
     "Init",
     "InputCritic",

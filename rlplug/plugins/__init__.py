@@ -168,6 +168,7 @@ def rlplug_components() -> list[Component]:
         Component("loop", "meta", "rlplug.plugins.loop.meta:Meta", ("algo=maml", *GOALS)),
         Component("loop", "population", "rlplug.plugins.loop.population:Population", ("algo=es", *GENERATION)),
         Component("loop", "offline", "rlplug.plugins.loop.offline:Offline", ("algo=bc", SMALL_DATA)),
+        Component("model", "attention", "rlplug.plugins.model.recurrent:Attention"),
         Component("model", "custom", "rlplug.plugins.model.custom:Custom", CUSTOM),
         Component("model", "gru", "rlplug.plugins.model.recurrent:GRU"),
         Component("model", "impala_cnn", "rlplug.plugins.model.cnn:ImpalaCNN"),

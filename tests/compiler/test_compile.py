@@ -77,6 +77,7 @@ MODELS = {
     "multi_input": ("+env.kwargs.observation=dict", "model=multi_input"),
     "lstm": ("+env.kwargs.observation=vector", "model=lstm", "model.hidden=8"),
     "gru": ("+env.kwargs.observation=vector", "model=gru", "model.hidden=8"),
+    "attention": ("+env.kwargs.observation=vector", "model=attention", "model.dim=8", "model.memory=3"),
     "icm": ("+env.kwargs.observation=vector", "model=mlp", "model.hidden=[8]", "exploration=[icm]"),
     "rnd": ("+env.kwargs.observation=vector", "model=mlp", "model.hidden=[8]", "exploration=[rnd]"),
 }
@@ -111,7 +112,7 @@ def test_one_compiled_step_is_the_eager_one(algo, model):
         *MODELS[model],
         f"+env.kwargs.action={'box' if algo in CONTINUOUS else 'discrete'}",
     )
-    if model in ("lstm", "gru") and algo in RECURRENT:
+    if model in (*EAGER, "attention") and algo in RECURRENT:
         words = (*words, "buffer=sequence", *RECURRENT[algo])
     if algo in NOISE and model in ("icm", "rnd"):
         words = (*words, f"exploration=[{NOISE[algo]},{model}]")

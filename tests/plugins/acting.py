@@ -26,7 +26,7 @@ def make(cls: type[Kind], option: str, spec: EnvSpec | None = None, overrides=()
     torch.manual_seed(0)
     spec, cfg = spec or testing.spec(3, 2), testing.config(f"algo/{option}", **changes)
     needs = cls.needs(cfg, spec)
-    if any(word.endswith(("lstm", "gru")) for word in overrides):
+    if any(word.endswith(("lstm", "gru", "attention")) for word in overrides):
         needs = cls.recurrent(cfg, needs)
     return cls(cfg, testing.context(spec, overrides=[f"algo={option}", *overrides], needs=needs, **run or {}))
 

@@ -20,8 +20,9 @@ SEQUENCES = {"sequence_length": 4, "stride": 2}
 @cache
 def slots(model):
     """The models of a run, small."""
-    small = ["model.hidden=[8]"] if model == "mlp" else ["model.hidden=8", "model.torso.hidden=[8]"]
-    return testing.context(overrides=["algo=dqn", f"model={model}", *small]).slots
+    small = {"mlp": ["model.hidden=[8]"], "attention": ["model.dim=8", "model.torso.hidden=[8]"]}
+    words = small.get(model, ["model.hidden=8", "model.torso.hidden=[8]"])
+    return testing.context(overrides=["algo=dqn", f"model={model}", *words]).slots
 
 
 def make(model="mlp", action=ACTIONS, seed=0, **changes) -> DQN:
@@ -130,6 +131,7 @@ SWITCHES = [
     for double, atoms, eps, n in product((False, True), (1, 7), (None, 1e-2), (1, 3))
 ]
 KINDS = [("mlp", {}), ("lstm", {**SEQUENCES, "burn_in": 0}), ("gru", {**SEQUENCES, "burn_in": 2})]
+KINDS += [("attention", {**SEQUENCES, "burn_in": 0})]
 
 
 @pytest.mark.parametrize(("model", "rows"), KINDS, ids=[model for model, _ in KINDS])

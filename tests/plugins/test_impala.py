@@ -30,7 +30,10 @@ def column(run: Path, name: str) -> list[float]:
 # ---- the loss --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("overrides", "shared"), [([], True), (["model=lstm"], False)], ids=["mlp", "lstm"])
+RECURRENT = [([], True), (["model=lstm"], False), (["model=attention"], True)]
+
+
+@pytest.mark.parametrize(("overrides", "shared"), RECURRENT, ids=["mlp", "lstm", "attention"])
 def test_the_terms_are_those_of_section_4(overrides, shared):
     algorithm = make(
         IMPALA, "impala", overrides=overrides, vf_share_layers=shared, entropy_coeff=0.1, vf_loss_coeff=0.3

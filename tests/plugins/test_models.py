@@ -106,12 +106,12 @@ def test_copies_are_members_of_their_own():
 # ---- recurrent -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("option", ["lstm", "gru"])
+@pytest.mark.parametrize("option", ["lstm", "gru", "attention"])
 @pytest.mark.parametrize("torso", ["mlp", "cnn", "multi_input", "gru"])
 def test_recurrence_over_any_torso(option, torso):
     """The torso's features go through the layer; a recurrent torso has its carry inside."""
     space = MINIGRID if torso == "cnn" else PARTS if torso == "multi_input" else VECTOR
-    model = build(option, space, torso=node_of(torso), hidden=8)
+    model = build(option, space, torso=node_of(torso), **{"dim" if option == "attention" else "hidden": 8})
     x, is_first = sample(space, 5, 3), torch.zeros(5, 3, dtype=torch.bool)
     is_first[2, 1] = True
     carry = model.initial_carry(3)

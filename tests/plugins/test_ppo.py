@@ -66,7 +66,7 @@ def test_masks_reach_every_minibatch():
 
 
 @pytest.mark.parametrize("shared", [False, True])
-@pytest.mark.parametrize("cell", ["lstm", "gru"])
+@pytest.mark.parametrize("cell", ["lstm", "gru", "attention"])
 def test_one_unroll_of_stream_rows_is_every_episode_by_itself(cell, shared):
     algorithm = make(overrides=[f"model={cell}"], vf_share_layers=shared, gamma=0.9, lambda_=0.8)
     batch = segment(algorithm)
@@ -92,7 +92,7 @@ def test_one_unroll_of_stream_rows_is_every_episode_by_itself(cell, shared):
 
 
 @pytest.mark.parametrize("length", [1, 4, 5, 16])
-@pytest.mark.parametrize("overrides", [["model=lstm"], ["model=mlp", "model@critic_model=gru"]])
+@pytest.mark.parametrize("overrides", [["model=lstm"], ["model=mlp", "model@critic_model=gru"], ["model=attention"]])
 def test_chunks_unroll_to_what_acted(length, overrides):
     algorithm = make(overrides=overrides, max_seq_len=length)
     with torch.no_grad():
