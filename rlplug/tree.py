@@ -91,8 +91,7 @@ def check_like(own: Any, loaded: Any, path: str = "", exact: bool = False) -> No
         for key in own.keys() & loaded.keys():
             check_like(own[key], loaded[key], f"{path}.{key}".lstrip("."), exact)
     elif exact and isinstance(own, list) and isinstance(loaded, list) and len(own) == len(loaded):
-        for i, (one, other) in enumerate(zip(own, loaded, strict=True)):
-            check_like(one, other, f"{path}[{i}]", exact)
+        check_like(dict(enumerate(own)), dict(enumerate(loaded)), path, exact)
     elif (exact or not (own is None or loaded is None)) and (one := _kind(own, exact)) != (two := _kind(loaded, exact)):
         raise ValueError(f"{path} should be {one}, and is {two}")
 

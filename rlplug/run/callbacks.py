@@ -190,11 +190,10 @@ def capture(trainer: Trainer, score: float | None = None) -> Snapshot:
     if ctx.rank == 0:
         trees = {"weights": trainer.policy.state(), "learner": _learner(trainer)} | trees
     if trainer.learner.placement.collects:
-        own |= trainer.stream_state()
+        own |= trainer.stream_state() | {"recorder": callbacks.recorder and callbacks.recorder.state()}
         if trainer.config.checkpoint.buffer or ctx.needs.data == "rollout":  # a rollout is mostly empty now
             trainer.buffer.save(callbacks.row_log)
             own["buffer"] = callbacks.row_log.state
-        own["recorder"] = callbacks.recorder and callbacks.recorder.state()
         if own["collector"]["env"] is None:
             missing.append("the environments: their state cannot be read, so new episodes begin")
     if plan.actors and max(trainer.loop.tempo.in_flight, trainer.loop.tempo.broadcast_interval) > 1:
@@ -240,8 +239,7 @@ def restore(trainer: Trainer, checkpoint: Checkpoint) -> list[str]:
         trainer.policy.load(weights)
         trainer.policy.normalizer.load_env_state(own["normalizer"])
         trainer.load(learner)
-        progress = vars(trainer.progress)
-        tree.check_like(vars(Progress()), progress, "progress", exact=True)
+        tree.check_like(vars(Progress()), progress := vars(trainer.progress), "progress", exact=True)
         if not progress.items() <= (vars(Progress()) | manifest).items():  # older ones lack some
             raise ValueError("its counters do not match its manifest")
         callbacks.log.load(learner["log"], trainer.clock.wall() - manifest["since_logged_s"])

@@ -49,9 +49,8 @@ class OptimizerState:
         refuse_nan(("the optimizer", leaf) for _, leaf in tree.items(state["optimizer"]))
         self.calls, like = state["calls"], _stepped(self.optim.optimizer)
         self.optim.optimizer.load_state_dict(state["optimizer"])
-        for i, own in self.optim.optimizer.state_dict()["state"].items():
-            if own != {}:  # it has been updated
-                tree.check_like(like[i], own, f"the optimizer's state of parameter {i}", exact=True)
+        updated = {i: own for i, own in self.optim.optimizer.state_dict()["state"].items() if own != {}}
+        tree.check_like({i: like[i] for i in updated}, updated, "the state of an optimizer", exact=True)
         for group, own, saved in zip(self.optim.optimizer.param_groups, self._options, state["options"], strict=True):
             changed = {key: value for key, value in own.items() if repr(value) != saved[key]}  # by a fork
             group.update(changed)
@@ -70,9 +69,8 @@ def _stepped(optimizer: torch.optim.Optimizer) -> Tree:
     """Return the state of every parameter after a step of a copy."""
     twin = object.__new__(type(optimizer))
     vars(twin).update(copy.deepcopy(vars(optimizer)))  # ``deepcopy`` of an optimizer loses attributes
-    for group in twin.param_groups:
-        for p in group["params"]:
-            p.grad = torch.zeros_like(p)
+    for p in [p for group in twin.param_groups for p in group["params"]]:
+        p.grad = torch.zeros_like(p)
     twin.step()
     return twin.state_dict()["state"]
 

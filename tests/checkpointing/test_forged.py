@@ -187,7 +187,7 @@ ROWS = {"a": torch.zeros(2, 3)}
         (ROWS, {}, True, " should have the keys a, but has others"),
         (ROWS, {**ROWS, "b": 1}, True, " should have the keys a, but has others"),
         ([1, 2], [1], True, " should be a list of 2, and is a list of 1"),
-        ({"a": [1, 2]}, {"a": [1, "x"]}, True, "a[1] should be int of shape [], and is of type str"),
+        ({"a": [1, 2]}, {"a": [1, "x"]}, True, "a.1 should be int of shape [], and is of type str"),
     ],
 )
 def test_a_state_of_another_kind(own: Any, loaded: Any, exact: bool, wrong: str | None):
@@ -275,7 +275,7 @@ def test_an_optimizers_state_of_another_kind(cls: type[torch.optim.Optimizer], w
         other.load(state)
         other.optim.optimizer.step()
     else:
-        with pytest.raises(ValueError, match="optimizer's state of parameter 0"):
+        with pytest.raises(ValueError, match=r"the state of an optimizer\.0"):
             other.load(state)
 
 
