@@ -47,6 +47,7 @@ FIXED = {
     "loop.name": STATE,
     "model": STATE,
     "num_envs": STATE,
+    "optimizer": STATE,
     "seed": NOISE,
 }
 """keys that a fork cannot change, also keys below them, and why"""

@@ -136,6 +136,7 @@ def test_the_name_of_a_fork(run: Path, capsys: pytest.CaptureFixture[str]):
         (["{run}@{step}", "algo=a2c"], "algo: cannot be set here"),
         (["{run}@{step}", "model.hidden=[9]"], "model.hidden: cannot change"),
         (["{run}@{step}", "num_envs=2"], "num_envs: cannot change"),
+        (["{run}@{step}", "optimizer=sgd"], "optimizer: cannot change: a fork continues from the state"),
         (["{run}@{step}", "algo.gama=0.9"], "algo.gama"),
         (["{run}@{step}", "algo.gamma=2"], "algo.gamma"),
         (["{run}@{last}", "algo.gamma=0.9"], "total_steps: 600 leaves nothing to train after the [0-9]+ steps of"),
