@@ -76,3 +76,12 @@ def option(doc: str) -> Any:
 def settings(cls: type[T]) -> type[T]:
     """Turn a class into a frozen, validated, keyword-only dataclass that rejects unknown fields."""
     return dataclass(kw_only=True, frozen=True, config=ConfigDict(extra="forbid", allow_inf_nan=False))(cls)  # type: ignore[return-value]
+
+
+@settings
+class PolicyOptions:
+    """Options of policies for continuous actions, which a ``Config`` inherits and passes to ``nn.Policy``."""
+
+    distribution: Literal["gaussian", "squashed_gaussian", "beta"] = option("Distribution of continuous actions.")
+    free_log_std: bool = option("Gaussian: one log standard deviation for all states; false: an output.")
+    initial_log_std: float = option("Initial log standard deviation of Gaussian actions.")

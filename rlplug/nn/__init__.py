@@ -21,7 +21,6 @@ from rlplug.nn.heads import (
     DiagGaussianHead,
     Head,
     MultiCategoricalHead,
-    PolicyOptions,
     TanhGaussianHead,
     head_for,
 )
@@ -69,7 +68,6 @@ __all__ = [
     "NoMixer",
     "Pixels",
     "Policy",
-    "PolicyOptions",
     "Recurrent",
     "ResidualCNN",
     "SumMixer",

@@ -8,7 +8,7 @@ from gymnasium import spaces
 from torch import Tensor
 
 from rlplug.nn.distributions import Distribution
-from rlplug.nn.heads import PolicyOptions, head_for
+from rlplug.nn.heads import Options, head_for
 from rlplug.nn.mlp import Linear, precise
 from rlplug.nn.module import Module
 from rlplug.types import Batch, ConfigError, Mode
@@ -26,7 +26,7 @@ class Policy(Module):
         ConfigError: the action space is not supported, or the options do not fit it.
     """
 
-    def __init__(self, torso: Any, action: spaces.Space[Any], options: PolicyOptions | None = None) -> None:
+    def __init__(self, torso: Any, action: spaces.Space[Any], options: Options | None = None) -> None:
         super().__init__()
         self.torso = torso
         self.policy = head_for(action, torso.out_dim, options=options)
@@ -80,14 +80,14 @@ class ActorCritic(Policy):
     """
 
     def __init__(
-        self, torso: Any, value_torso: Any | None, action: spaces.Space[Any], options: PolicyOptions | None = None
+        self, torso: Any, value_torso: Any | None, action: spaces.Space[Any], options: Options | None = None
     ) -> None:
         super().__init__(torso, action, options)
         self.value_torso = value_torso
         self.value = Linear((value_torso or torso).out_dim, 1, gain=1.0)
 
     @classmethod
-    def of_run(cls, ctx: Any, shared: bool, options: PolicyOptions) -> ActorCritic:
+    def of_run(cls, ctx: Any, shared: bool, options: Options) -> ActorCritic:
         """Build the networks of a run with one group of agents.
 
         Args:

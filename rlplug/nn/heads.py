@@ -22,7 +22,6 @@ from rlplug.nn.distributions import (
 )
 from rlplug.nn.mlp import Linear, precise
 from rlplug.nn.module import Module
-from rlplug.settings import option, settings
 from rlplug.types import ConfigError
 
 
@@ -34,13 +33,17 @@ class Draws(Protocol):
     def rand(self, *shape: int) -> Tensor: ...
 
 
-@settings
-class PolicyOptions:
-    """Options of policies for continuous actions, which a ``Config`` inherits and passes to ``Policy``."""
+class Options(Protocol):
+    """The part of ``rlplug.settings.PolicyOptions`` that a head reads; see ``head_for``."""
 
-    distribution: Literal["gaussian", "squashed_gaussian", "beta"] = option("Distribution of continuous actions.")
-    free_log_std: bool = option("Gaussian: one log standard deviation for all states; false: an output.")
-    initial_log_std: float = option("Initial log standard deviation of Gaussian actions.")
+    @property
+    def distribution(self) -> Literal["gaussian", "squashed_gaussian", "beta"]: ...
+
+    @property
+    def free_log_std(self) -> bool: ...
+
+    @property
+    def initial_log_std(self) -> float: ...
 
 
 class Head(Module):
@@ -194,7 +197,7 @@ class BetaHead(Head):
 
 
 def head_for(
-    space: spaces.Space[Any], features: int, *, gain: float | None = 0.01, options: PolicyOptions | None = None
+    space: spaces.Space[Any], features: int, *, gain: float | None = 0.01, options: Options | None = None
 ) -> Head:
     """Build the policy head of an action space.
 

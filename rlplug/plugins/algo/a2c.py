@@ -16,8 +16,8 @@ from torch import Tensor
 from rlplug.api import Algorithm, Clip, Context, Losses, Needs, Optim, Window
 from rlplug.functional.returns import gae
 from rlplug.functional.sequences import carry_before
-from rlplug.nn import ActorCritic, Distribution, PolicyOptions, adam_or_rmsprop
-from rlplug.settings import NonNegativeFloat, PositiveFloat, Scheduled, UnitFloat, option, settings
+from rlplug.nn import ActorCritic, Distribution, adam_or_rmsprop
+from rlplug.settings import NonNegativeFloat, PolicyOptions, PositiveFloat, Scheduled, UnitFloat, option, settings
 from rlplug.types import Batch, EnvSpec, Mode
 
 

@@ -21,9 +21,10 @@ from rlplug.functional.returns import gae
 from rlplug.functional.sequences import carry_before, chunks
 from rlplug.functional.targets import polyak_
 from rlplug.functional.vtrace import vtrace
-from rlplug.nn import ActorCritic, Distribution, PolicyOptions, adam_or_rmsprop
+from rlplug.nn import ActorCritic, Distribution, adam_or_rmsprop
 from rlplug.settings import (
     NonNegativeFloat,
+    PolicyOptions,
     PositiveFloat,
     PositiveInt,
     Scheduled,

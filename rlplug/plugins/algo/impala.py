@@ -16,9 +16,10 @@ from torch import Tensor
 from rlplug.api import Algorithm, Clip, Context, Learner, Losses, Needs, Optim, Window
 from rlplug.functional.sequences import carry_before
 from rlplug.functional.vtrace import vtrace
-from rlplug.nn import ActorCritic, Distribution, PolicyOptions, adam_or_rmsprop
+from rlplug.nn import ActorCritic, Distribution, adam_or_rmsprop
 from rlplug.settings import (
     NonNegativeFloat,
+    PolicyOptions,
     PositiveFloat,
     Scheduled,
     UnitFloat,

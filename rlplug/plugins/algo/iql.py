@@ -18,9 +18,10 @@ from rlplug.api import Algorithm, Clip, Context, Learner, Losses, Model, Needs, 
 from rlplug.functional.offline import expectile_loss
 from rlplug.functional.sequences import longest, n_step_transitions
 from rlplug.functional.targets import polyak_
-from rlplug.nn import Adam, Distribution, Linear, Policy, PolicyOptions, critic_for, precise
+from rlplug.nn import Adam, Distribution, Linear, Policy, critic_for, precise
 from rlplug.settings import (
     NonNegativeFloat,
+    PolicyOptions,
     PositiveFloat,
     Scheduled,
     StepRange,

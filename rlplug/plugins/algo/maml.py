@@ -15,11 +15,12 @@ from rlplug.api import Algorithm, Clip, Context, Job, Learner, Losses, Needs, Op
 from rlplug.envs import sample_tasks
 from rlplug.functional.meta import adapt_kl_coeffs, adapted, meta_objective, stacked, task_advantages
 from rlplug.functional.returns import episode_metrics
-from rlplug.nn import Adam, Flatten, PolicyOptions
+from rlplug.nn import Adam, Flatten
 from rlplug.nn.adaptation import AdaptivePolicy
 from rlplug.settings import (
     NonNegativeFloat,
     NonNegativeInt,
+    PolicyOptions,
     PositiveFloat,
     PositiveInt,
     Scheduled,

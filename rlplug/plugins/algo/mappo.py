@@ -21,9 +21,10 @@ from rlplug.functional.policy_gradient import clipped_surrogate
 from rlplug.functional.returns import gae
 from rlplug.functional.sequences import carry_before, chunks
 from rlplug.functional.td import huber
-from rlplug.nn import Adam, Distribution, Linear, PolicyOptions, precise
+from rlplug.nn import Adam, Distribution, Linear, precise
 from rlplug.settings import (
     NonNegativeFloat,
+    PolicyOptions,
     PositiveFloat,
     PositiveInt,
     Scheduled,

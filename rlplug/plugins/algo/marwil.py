@@ -16,9 +16,10 @@ from torch import Tensor, nn
 from rlplug.api import Algorithm, Clip, Context, Learner, Losses, Needs, Optim
 from rlplug.functional.imitation import advantage_weight, log_likelihood
 from rlplug.functional.returns import gae
-from rlplug.nn import Adam, Distribution, Linear, Policy, PolicyOptions, precise
+from rlplug.nn import Adam, Distribution, Linear, Policy, precise
 from rlplug.settings import (
     NonNegativeFloat,
+    PolicyOptions,
     PositiveFloat,
     PositiveInt,
     Scheduled,

@@ -14,10 +14,10 @@ from torch import Tensor
 
 from rlplug.api import Algorithm, Clip, Context, Job, Learner, Losses, Needs, Optim, Play, Segment, Window
 from rlplug.functional.meta import adapt_kl_coeffs, adapted, meta_objective, task_advantages
-from rlplug.nn import Activation, Adam, Flatten, PolicyOptions
+from rlplug.nn import Activation, Adam, Flatten
 from rlplug.nn.adaptation import AdaptivePolicy
 from rlplug.nn.dynamics import Dynamics
-from rlplug.settings import NonNegativeFloat, PositiveFloat, PositiveInt, UnitFloat, option, settings
+from rlplug.settings import NonNegativeFloat, PolicyOptions, PositiveFloat, PositiveInt, UnitFloat, option, settings
 from rlplug.types import Batch, ConfigError, EnvSpec, Mode, Weights
 
 STARTS = 256

@@ -12,9 +12,10 @@ from rlplug.api import Algorithm, Clip, Context, Learner, Losses, Needs, Optim, 
 from rlplug.functional.policy_gradient import adapt_kl_coeff, clipped_surrogate, clipped_value_loss
 from rlplug.functional.returns import gae
 from rlplug.functional.sequences import carry_before, chunks
-from rlplug.nn import ActorCritic, Adam, Distribution, PolicyOptions
+from rlplug.nn import ActorCritic, Adam, Distribution
 from rlplug.settings import (
     NonNegativeFloat,
+    PolicyOptions,
     PositiveFloat,
     PositiveInt,
     Scheduled,
