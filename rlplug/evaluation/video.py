@@ -12,19 +12,10 @@ from rlplug.api import Algorithm, VecEnv
 from rlplug.collection.play import Stopped
 from rlplug.collection.stepping import make_shard
 from rlplug.context import EnvShard, RunContext
+from rlplug.envs.pictures import picture
 from rlplug.functional.returns import ended
-from rlplug.tracking import ffmpeg
-from rlplug.types import ConfigError
 
 ALONE = EnvShard("eval", 1, range(1))
-
-
-def check_pictures(env: VecEnv) -> None:
-    """Close an environment; raise ``ConfigError`` if it renders no images, or videos cannot be written."""
-    with closing(env):
-        env.reset([0])
-        _picture(env)
-    ffmpeg()
 
 
 def pictures(
@@ -46,16 +37,5 @@ def pictures(
         while episodes:
             if stop():
                 raise Stopped
-            yield _picture(env)
+            yield picture(env)
             episodes -= int(ended(collector.collect(1, "greedy"))[0, 0])
-
-
-def _picture(env: Any) -> np.ndarray:
-    """Render the first column of an environment, ``[H, W, 3]`` uint8."""
-    try:
-        shown = env.traits.render and env.traits.render()
-    except NotImplementedError:  # it supports only other modes, such as human
-        shown = None
-    if shown is None:
-        raise ConfigError("eval.record", "this environment cannot render rgb_array images; use 0")
-    return np.ascontiguousarray(shown, np.uint8)

@@ -18,9 +18,10 @@ from rlplug.contract import results
 from rlplug.data.collector import MixedCollector, open_recording
 from rlplug.distributed.fabric import AnyFabric, fabric_of, shared_store
 from rlplug.distributed.torch_setup import set_up_torch
+from rlplug.envs.pictures import check_pictures
 from rlplug.envs.spec_json import require_equal
 from rlplug.estimation.estimator import estimator_of
-from rlplug.evaluation.video import ALONE, check_pictures
+from rlplug.evaluation.video import ALONE
 from rlplug.run import checks
 from rlplug.run.callbacks import Callbacks
 from rlplug.run.resolve import resolve
