@@ -26,7 +26,7 @@ SETTINGS = {  # words of single values are in tests/config/test_messages.py, nam
     "hydra/launcher=bsic": "hydra/launcher: unknown option 'bsic'; did you mean basic? There are: ",
     "algo=null": "algo: unknown option 'null'; there are: ",
     "env=atari/pong": "env: unknown option 'atari/pong'; did you mean atari? There are: ",
-    "model=[mlp,lstm]": "model: should be exactly one option of cnn, ",
+    "model=[mlp,lstm]": "model: should be exactly one option of attention, ",
     "algo.name=sac": "algo.name: is chosen together with its settings: algo=sac",
     "model@critic_model=mlp critic_model.name=lstm": "critic_model.name: is chosen together with its settings: "
     "model@critic_model=lstm",

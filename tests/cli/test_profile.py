@@ -110,7 +110,7 @@ PARTS = {  # of runs, a part of which something is measured, and what is said of
 
 @pytest.mark.parametrize(("words", "parts", "said"), PARTS.values(), ids=PARTS)
 def test_what_is_measured(words: list[str], parts: dict[str, float], said: str, capsys: pytest.CaptureFixture[str]):
-    assert main(["profile", "--seconds=0.5", "hardware=cpu", *words]) == 0
+    assert main(["profile", "--seconds=1", "hardware=cpu", *words]) == 0
     out = capsys.readouterr().out
     assert all(shares(out)[part] > least for part, least in parts.items())
     assert re.search(said, out, re.M)

@@ -158,7 +158,9 @@ def test_the_first_priority_is_that_of_the_row_where_a_window_begins():
 
 @pytest.mark.parametrize("algorithm", [DQN, DDPG, SAC])
 def test_sequences_end_with_the_rows_that_only_returns_reach(algorithm):
-    needs = algorithm.recurrent(config(f"algo/{algorithm.__name__.lower()}", n_step=3, sequence_length=5), Needs())
+    needs = algorithm.recurrent(
+        config(f"algo/{algorithm.__name__.lower()}", n_step=3, sequence_length=5), Needs(Window(3))
+    )
     assert (needs.window.length, needs.window.lookahead) == (7, 2)
 
 
