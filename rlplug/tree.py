@@ -79,8 +79,8 @@ def check_like(own: Any, loaded: Any, path: str = "", exact: bool = False) -> No
 
     Args:
         path: path of both, for messages.
-        exact: compare all keys, lists, shapes and dtypes. Otherwise lists and the length of the first axis of leaves,
-            keys on one side only, None and dtypes may differ.
+        exact: compare all keys, lists, shapes and dtypes. Otherwise lists, the length of the first axis of leaves, keys
+            on one side only and dtypes may differ, and anything may replace None.
 
     Raises:
         ValueError: they differ.
@@ -92,7 +92,7 @@ def check_like(own: Any, loaded: Any, path: str = "", exact: bool = False) -> No
             check_like(own[key], loaded[key], f"{path}.{key}".lstrip("."), exact)
     elif exact and isinstance(own, list) and isinstance(loaded, list) and len(own) == len(loaded):
         check_like(dict(enumerate(own)), dict(enumerate(loaded)), path, exact)
-    elif (exact or not (own is None or loaded is None)) and (one := _kind(own, exact)) != (two := _kind(loaded, exact)):
+    elif (exact or own is not None) and (one := _kind(own, exact)) != (two := _kind(loaded, exact)):
         raise ValueError(f"{path} should be {one}, and is {two}")
 
 

@@ -179,6 +179,8 @@ ROWS = {"a": torch.zeros(2, 3)}
         ({"a": "x"}, {"a": b"x"}, False, "a should be of type str, and is of type bytes"),
         (MANY, {"a": 0.5, "b": "x", "c": (), "d": np.ones((9, 3))}, False, None),
         ({"a": 1}, {"b": 1}, False, None),
+        ({"a": 1}, {"a": None}, False, "a should be a number of shape [], and is of type NoneType"),
+        ({"a": None}, {"a": 1}, False, None),
         (ROWS, {"a": np.ones((2, 3), np.float32)}, True, None),
         (ROWS, {"a": torch.zeros(3, 3)}, True, "a should be float32 of shape [2, 3], and is float32 of shape [3, 3]"),
         (ROWS, {"a": np.zeros((2, 3))}, True, "a should be float32 of shape [2, 3], and is float64 of shape [2, 3]"),
