@@ -170,6 +170,15 @@ PROOFS = {
     "qmix_spread_torch": Proof("algo=qmix env=spread_torch", -18),  # random: -27.4
     "maddpg_spread_torch": Proof("algo=maddpg env=spread_torch", -18),
     "mappo_spread_torch": Proof("algo=mappo env=spread_torch", -18),
+    "mappo_two_carts": Proof("algo=mappo env=two_carts", 450),  # of each of the two
+    "independent_two_carts": Proof("algo=independent env=two_carts", 450),
+    "shared_two_carts": Proof("algo=shared env=two_carts", 450),
+    "es_cartpole": Proof("algo=es env=cartpole", 450),
+    "ars_cartpole": Proof("algo=ars env=cartpole", 475),
+    "cem_cartpole": Proof("algo=cem env=cartpole", 475),
+    "ars_swimmer": Proof("algo=ars env=swimmer", 340),
+    "mbmpo_pendulum_torch": Proof("algo=mbmpo env=pendulum_torch", -500),
+    "alphazero_sparse_cartpole": Proof("algo=alphazero env=sparse_cartpole", 450),
     "linucb_linear_bandit": Proof("algo=linucb env=linear_bandit", 57, blind=True),  # 58.18 is the optimum
     "lints_linear_bandit": Proof("algo=lints env=linear_bandit", 57, blind=True),
     "lingreedy_linear_bandit": Proof("algo=lingreedy env=linear_bandit", blind=True),

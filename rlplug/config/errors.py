@@ -81,7 +81,7 @@ def unknown_key(key: str, siblings: Iterable[str]) -> ConfigError:
     """Return ``algo.gama: unknown key; did you mean algo.gamma? There are: gamma, ...``"""
     parent, _, last = key.rpartition(".")
     said = unknown(last, siblings := [*siblings], parent)
-    if "kwargs" in siblings and not said.startswith("did you mean"):
+    if "kwargs" in siblings and last.isidentifier() and not said.startswith("did you mean"):
         said = f"an argument of its constructor is written +{parent}.kwargs.{last}=<value>; {said}"
     return UnknownKeyError(key, f"unknown key; {said}")
 

@@ -286,7 +286,8 @@ def choose(kind: Kind, key: str, node: Any) -> Chosen:
         names = [option for group, option in registry.presets() if group == kind]
         raise ConfigError(key, f"is missing; choose one with {kind}=<name>: {', '.join(names)}")
     if not isinstance(node, dict):
-        hint = f"; a file of conf/model is chosen by model@{key}={node}" if kind == "model" else ""
+        named = kind == "model" and str(node).isidentifier()
+        hint = f"; a file of conf/model is chosen by model@{key}={node}" if named else ""
         raise ConfigError(key, f"{show(node)} has the wrong type: should be a mapping with 'name' and settings{hint}")
     if not isinstance(name := node.get("name"), str):
         raise ConfigError(f"{key}.name", f"should name one of kind {kind}: {', '.join(registry.names(kind))}")

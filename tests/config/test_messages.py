@@ -1,10 +1,11 @@
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import pytest
 from pydantic import Field
 
 from rlplug import ConfigError
-from rlplug.config import compose, typed
+from rlplug.config import choose, compose, typed
+from rlplug.registry.hookspecs import Kind
 from rlplug.settings import NonNegativeInt, PositiveFloat, PositiveInt, Scheduled, UnitFloat, option, settings
 
 
@@ -112,3 +113,12 @@ def test_of_many_mistakes_a_message_has_the_first():
     assert len(lines) == 8
     assert lines[0] == "start_from.p0: 0 has the wrong type: should be a valid string"
     assert lines[-1] == "and 5 more"
+
+
+@pytest.mark.parametrize("node", ["x\nrlplug: FORGED", ["x\nrlplug: FORGED"], 10**400])
+@pytest.mark.parametrize("kind", get_args(Kind))
+def test_a_node_that_is_no_mapping_makes_one_line(kind: Kind, node: Any):
+    with pytest.raises(ConfigError) as caught:
+        choose(kind, kind, node)
+    assert "should be a mapping" in str(caught.value)
+    assert len(str(caught.value).splitlines()) == 1

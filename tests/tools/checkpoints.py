@@ -405,6 +405,8 @@ class Forger:
 
         self.work, self.seed = work, seed
         self.runs = {name: trained(name, work / name) for name in runs}
+        for name, run in self.runs.items():  # compiles what the cases resume, which may take a minute
+            launch.resume(copied(run, work / f"{name} compiled"), ("total_steps=500",), lambda _: None)
         self.outcomes: Counter[tuple[str, str]] = Counter()
 
     def faults(self, number: int) -> list[str]:
