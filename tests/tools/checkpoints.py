@@ -385,7 +385,7 @@ def load(run: str) -> int:
 
 
 LOADS: Mapping[str, Callable[[str], int]] = {
-    "resume": lambda run: rlplug(["resume", run, "total_steps=500"]),
+    "resume": lambda run: rlplug(["resume", run, "total_steps=1000"]),
     "evaluate": lambda run: rlplug(["evaluate", run, "eval.episodes=1"]),
     "load": load,
 }
@@ -406,7 +406,7 @@ class Forger:
         self.work, self.seed = work, seed
         self.runs = {name: trained(name, work / name) for name in runs}
         for name, run in self.runs.items():  # compiles what the cases resume, which may take a minute
-            launch.resume(copied(run, work / f"{name} compiled"), ("total_steps=500",), lambda _: None)
+            launch.resume(copied(run, work / f"{name} compiled"), ("total_steps=1000",), lambda _: None)
         self.outcomes: Counter[tuple[str, str]] = Counter()
 
     def faults(self, number: int) -> list[str]:
