@@ -4,6 +4,7 @@
     python benchmarks/actors.py cost       # CartPole, by 2 actors and by the same samplers as bare processes
     python benchmarks/actors.py weights    # 1, 10 and 100 MB to 8 actors
     python benchmarks/actors.py faults     # PPO while actors are killed and hang, and environments raise
+    python benchmarks/actors.py population # ES by 1 and 4 actors, steps of 5 ms; then one is killed every 10 s
     python benchmarks/actors.py memory     # IMPALA with a learner that is too slow for its actors, for 30 minutes
 
 Samplers that are compared take turns in one run; medians are printed.
@@ -36,6 +37,7 @@ import numpy as np
 import psutil
 import torch
 
+import rlplug
 from rlplug import tree
 from rlplug.actors import copies
 from rlplug.actors.actor import Actor
@@ -45,6 +47,7 @@ from rlplug.config import compose
 from rlplug.registry.installed import installed
 from rlplug.run.build import build, start
 from rlplug.run.launch import train
+from rlplug.testing.comparing import differences_of_runs
 from rlplug.trainer.trainer import Trainer
 from rlplug.types import Batch
 
@@ -277,6 +280,35 @@ def faults(rounds: int, total_steps: int = 200_000, seconds: float = 10.0) -> di
     return found
 
 
+# ---- population ---------------------------------------------------------------------------------------------------
+
+
+def population(rounds: int, seconds: float = 10.0) -> dict[str, Any]:
+    """Generations a second of ES by 1 and 4 actors; and a run whose actors are killed, compared with another."""
+    slow = ("algo=es", "env=cartpole", "env.id=rlplug.testing.worlds:SlowCartPole-v0", "num_envs=4", "eval.every=0")
+    found: dict[str, Any] = {}
+    samplers: dict[int, Callable[[], float]] = {}
+    with tempfile.TemporaryDirectory() as work, ExitStack() as stack:
+        for count in (1, 4):
+            words = [*QUIET, *slow, *actors(count)]
+            run = stack.enter_context(rlplug.Session(words, folder=Path(work) / str(count)))
+            run.step()
+            samplers[count] = lambda run=run: rate(run.step, 1)
+        speed = turns(samplers, rounds)
+    for count, generations in speed.items():  # the same generations, whose episodes are equal
+        found[str(count)] = {"generations_per_s": generations, "ratio": generations / speed[1]}
+    with tempfile.TemporaryDirectory() as work:
+        words = (*QUIET, *slow, *actors(4), "hardware.actors.max_restarts=100", "total_steps=60_000", "eval.episodes=1")
+        over, killed = threading.Event(), []
+        train(compose([*words]), Path(work) / "one")
+        threading.Thread(target=kill_now_and_then, args=(seconds, over, killed), daemon=True).start()
+        train(compose([*words]), Path(work) / "two")
+        over.set()
+        found |= {"kills": len(killed), "differences": differences_of_runs(Path(work) / "one", Path(work) / "two")}
+    print(found)
+    return found
+
+
 # ---- memory -------------------------------------------------------------------------------------------------------
 
 
@@ -319,7 +351,7 @@ def memory(minutes: int) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["scaling", "cost", "weights", "faults", "memory"])
+    parser.add_argument("what", choices=["scaling", "cost", "weights", "faults", "population", "memory"])
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--minutes", type=int, default=30, help="of memory")
     options = parser.parse_args()

@@ -308,4 +308,5 @@ class RunContext(Context):
             return []
         for generator in self.generators.values():
             generator.manual_seed(generator.initial_seed() + steps)
-        return [f"random numbers: {state['device']} drew them before, and {self.device.type} draws others"]
+        drew = torch.device(state["device"]).type
+        return [f"random numbers: {drew} drew them before, and {self.device.type} draws others"]

@@ -36,6 +36,7 @@ class PBT:
     perturb: Annotated[list[PositiveFloat], Field(min_length=1)] = option("Factors for an option of a copy.")
     resample: UnitFloat = option("Probability of drawing an option from its search space instead.")
     workers: NonNegativeInt | None = option("Runs at a time; null: one per CPU core; 0: in this process.")
+    ray: jobs.Ray = option("Ray cluster that trains the runs.")
 
 
 @dataclass
@@ -96,9 +97,9 @@ def main(overrides: Sequence[str], as_json: bool = False) -> int:
     folder, run = found.folder, found.run
     population, total, unit = Population(cfg, run.seed, found.space), run.total_steps, run.loop.cls.unit
     about = {"overrides": found.fixed, "searched": {key: asdict(one) for key, one in found.space.items()}}
-    about |= {"sweeper": {key: value for key, value in asdict(cfg).items() if key != "workers"}}
+    about |= {"sweeper": {key: value for key, value in asdict(cfg).items() if key not in jobs.OWN}}
     rounds = -(-total // cfg.every)
-    with run_dir.locked(folder, "hydra.sweep.dir"):
+    with jobs.pool(cfg.workers, cfg.ray) as train, run_dir.locked(folder, "hydra.sweep.dir"):
         tell(f"{cfg.members} members, {rounds} rounds of {cfg.every:,} {STEP[unit]}s, in {folder}")
         sweeper.state(folder / STATE, about)
         for number in range(rounds):
@@ -106,7 +107,7 @@ def main(overrides: Sequence[str], as_json: bool = False) -> int:
             _write(folder, about, population)
             stop = f"stop={{{unit}: {until}}}" if until < total else "stop=null"
             rounds_of = [_Job(folder, one, run.seed + i, found.fixed, stop) for i, one in enumerate(members)]
-            for failed in jobs.train(rounds_of, cfg.workers):
+            for failed in train(rounds_of):
                 tell(f"{failed} failed, and will be replaced{jobs.hint(failed, cfg.workers)}")
             for one in members:
                 done = run_dir.finished(folder / one.folder)

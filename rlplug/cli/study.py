@@ -49,6 +49,7 @@ class Optuna:
     pruner: Literal["median", "halving", "none"] = option("Which trials end early.")
     every: PositiveInt | None = option("Steps between two decisions to prune; null: a quarter of total_steps.")
     workers: NonNegativeInt | None = option("Runs at a time; null: one per CPU core; 0: in this process.")
+    ray: jobs.Ray = option("Ray cluster that trains the runs.")
 
 
 def main(overrides: Sequence[str], as_json: bool = False) -> int:
@@ -67,13 +68,13 @@ def main(overrides: Sequence[str], as_json: bool = False) -> int:
 
     total, unit = found.run.total_steps, found.run.loop.cls.unit
     about = {"overrides": found.fixed, "searched": {key: asdict(one) for key, one in found.space.items()}}
-    about |= {"seeds": seeds, "sweeper": {key: value for key, value in asdict(cfg).items() if key != "workers"}}
-    with run_dir.locked(found.folder, "hydra.sweep.dir"):
+    about |= {"seeds": seeds, "sweeper": {key: value for key, value in asdict(cfg).items() if key not in jobs.OWN}}
+    with jobs.pool(cfg.workers, cfg.ray) as train, run_dir.locked(found.folder, "hydra.sweep.dir"):
         many = f" of {len(seeds)} seeds" if len(seeds) > 1 else ""
         tell(f"{cfg.trials} trials{many}, {total:,} {STEP[unit]}s, in {found.folder}")
         search = _Search(cfg, found, seeds, unit, about)
         while running := search.running() or search.suggest():
-            search.advance(running)
+            search.advance(running, train)
     return _report(search, as_json)
 
 
@@ -167,7 +168,7 @@ class _Search:
         self._commit()
         return self.running()
 
-    def advance(self, trials: Sequence[FrozenTrial]) -> None:
+    def advance(self, trials: Sequence[FrozenTrial], train: jobs.Train) -> None:
         """Train a batch until its next evaluation, and decide which trials end there.
 
         Raises:
@@ -181,7 +182,7 @@ class _Search:
         last = until == self.ends[-1]
         stop = None if len(self.ends) == 1 else {} if last else {self.unit: until}
         runs = {trial.number: [_Job(self, trial, seed, stop) for seed in self.seeds] for trial in trials}
-        for failed in jobs.train([job for of in runs.values() for job in of], self.cfg.workers):
+        for failed in train([job for of in runs.values() for job in of]):
             tell(f"{failed} failed{jobs.hint(failed, self.cfg.workers)}")
         values: dict[int, float] = {}
         for trial in trials:

@@ -66,7 +66,11 @@ def settings(config: type[T], overrides: Sequence[str]) -> tuple[T, list[str]]:
     chosen = [word for word in own if word.startswith("sweeper=")][-1]
     changes = OverridesParser.create().parse_overrides([word for word in own if not word.startswith("sweeper=")])
     node: dict[str, Any] = OmegaConf.to_container(composed([f"+{chosen}"]).sweeper)  # type: ignore[assignment]
-    node |= {one.key_or_group.removeprefix("sweeper."): one.value() for one in changes}
+    for one in changes:
+        inner, (*path, last) = node, one.key_or_group.removeprefix("sweeper.").split(".")
+        for key in path:
+            inner[key] = inner = inner[key] if isinstance(inner.get(key), dict) else {}
+        inner[last] = one.value()
     return typed(config, node, "sweeper"), [word for word in overrides if word not in own]
 
 

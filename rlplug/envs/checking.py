@@ -77,6 +77,15 @@ def check_seeds(seeds: Sequence[int], num_envs: int) -> None:
         raise ValueError(f"{len(seeds)} seeds for {num_envs} environments")
 
 
+def _flat(state: Any) -> Iterator[Any]:
+    """Yield the leaves of nested dicts and lists."""
+    if isinstance(state, dict | list | tuple):
+        for part in state.values() if isinstance(state, dict) else state:
+            yield from _flat(part)
+    else:
+        yield state
+
+
 def check_state(own: Tree, state: Tree, counts: Sequence[str]) -> None:
     """Check a state that an environment is to restore.
 
@@ -85,9 +94,11 @@ def check_state(own: Tree, state: Tree, counts: Sequence[str]) -> None:
         counts: names of the state's seeds and counters.
 
     Raises:
-        ValueError: keys, shapes or dtypes differ from the own ones, or a count is negative.
+        ValueError: keys, shapes or dtypes differ from the own ones, it holds tensors, or a count is negative.
     """
     tree.check_like(own, state, "env", exact=True)
+    if any(hasattr(leaf, "shape") and not isinstance(leaf, np.ndarray | np.generic) for leaf in _flat(state)):
+        raise ValueError("env holds tensors where it should hold arrays")
     for name in counts:
         if np.min(state[name]) < 0:
             raise ValueError(f"env.{name} is negative")

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rlplug.tree import what
 from rlplug.types import Tree
 
 
@@ -72,5 +73,9 @@ class Means:
         return found
 
     def load(self, state: Tree) -> None:
+        """Replace all values. Raises AttributeError or ValueError if they are not ``[n]`` for each name."""
+        for name, values in state.items():
+            if values.ndim != 1:
+                raise ValueError(f"the values of {name} should have the shape [n], and are {what(values)}")
         kept = {name: values.tolist() if values.is_cpu else list(values.unbind()) for name, values in state.items()}
         self._values = defaultdict(list, kept)

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from rlplug.cli import main, pbt, space
+from rlplug.cli.jobs import Ray
 from rlplug.cli.pbt import PBT, Population
 
 TINY = ["env=pendulum", "algo=ppo", "tuned=none", "hardware=cpu", "compile=off", "num_envs=2", "logger.only=[]"]
@@ -32,7 +33,7 @@ TINY += [
 
 def settings(**changes: object) -> PBT:
     given = {"name": "pbt", "members": 8, "every": 10, "quantile": 0.25, "perturb": [0.5, 2.0], "resample": 0.0}
-    return PBT(**given | {"workers": None} | changes)  # type: ignore[arg-type]
+    return PBT(**given | {"workers": None, "ray": Ray(None, 1, 0)} | changes)  # type: ignore[arg-type]
 
 
 def population(**changes: object) -> Population:

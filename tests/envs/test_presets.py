@@ -17,7 +17,7 @@ EXTRAS = {
     "box2d": ("Box2D", ("lunarlander", "lunarlander_continuous")),
     "mujoco": ("mujoco", ("halfcheetah", "hopper", "walker2d", "ant", "humanoid", "swimmer", *RUNNERS)),
     "atari": ("ale_py", ("atari", "pong", "breakout")),
-    "minigrid": ("minigrid", ("minigrid", *(f"minigrid_{room}" for room in ROOMS))),
+    "minigrid": ("minigrid", ("minigrid", "doorkey_tasks", *(f"minigrid_{room}" for room in ROOMS))),
     "robotics": ("gymnasium_robotics", ("fetchreach",)),
     "recsim": ("recsim", ("recsim",)),
     "dmc": ("dm_control", ("dm_control", "dmc_cartpole_swingup", "dmc_walker_walk")),
@@ -28,6 +28,7 @@ GIVEN = {
     "minigrid": {"id": "MiniGrid-GoToDoor-5x5-v0"},
 }
 TASKS = {
+    "doorkey_tasks": Discrete(4, start=5),
     "frozenlake_tasks": Discrete(11, start=2),
     "halfcheetah_direction": Discrete(2),
     "halfcheetah_velocity": Box(0.0, 2.0, (1,), np.float32),
@@ -76,6 +77,7 @@ WANTED = {  # option: observation, action, steps
         torques(6),
         1000,
     ),
+    "doorkey_tasks": (minigrid, Discrete(7), 640),
     "frozenlake": (Discrete(16), Discrete(4), 100),
     "frozenlake_12x12": (Discrete(144), Discrete(4), 22),
     "frozenlake_tasks": (Discrete(144), Discrete(4), 40),

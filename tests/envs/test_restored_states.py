@@ -4,6 +4,7 @@ from contextlib import closing
 
 import numpy as np
 import pytest
+import torch
 
 from rlplug import tree
 from rlplug.config import choose, default_node
@@ -83,3 +84,14 @@ def test_levels_and_clicks_beyond_the_spaces_are_refused(name):
         env.reset([1, 2])
         with pytest.raises(ValueError, match=f"env.{name} is above"):
             env.load(env.state() | {name: env.state()[name] * 0 + 99})
+
+
+@pytest.mark.parametrize("option", ["interest_evolution", "point_goals"])
+def test_tensors_in_the_place_of_arrays_are_refused(option):
+    with closing(build(option)) as env:
+        env.reset([1, 2])
+        state = tree.map(lambda x: x, env.state())
+        arrays = [path for path in paths(state) if isinstance(leaf(state, path), np.ndarray)]
+        for path in arrays:
+            with pytest.raises(ValueError, match="env holds tensors where it should hold arrays"):
+                env.load(changed(state, path, torch.as_tensor(leaf(state, path))))

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
 from rlplug.api import Needs, Segment
+from rlplug.checkpointing.format import FileRowLog
 from tests.plugins.test_buffers import make as of
 from tests.plugins.test_queue_and_episodes import numbered
 
@@ -52,3 +55,18 @@ def test_a_batch_is_made_of_several_segments_of_shards():
     assert sample["action"][0].tolist() == [0, 10, 1010]
     assert sample["version"].tolist() == [5, 7, 7]
     assert not ring.ready()
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [("waiting", [0]), ("waiting", [[0]]), ("ring", []), ("ring", [([0, 7], 0)]), ("versions", []), ("end", 0)],
+)
+def test_segments_that_were_not_saved_are_refused(name, wrong):
+    ring, log = make(num_batches=2, num_uses=2), FileRowLog()
+    for number in range(2):
+        ring.add(Segment(numbered(number), version=number))
+    ring.save(log)
+    make(num_batches=2, num_uses=2).load(log)
+    log.state = log.state | {name: wrong}
+    with pytest.raises((ValueError, TypeError)):
+        make(num_batches=2, num_uses=2).load(log)

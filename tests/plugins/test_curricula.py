@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from functools import partial
+from importlib.util import find_spec
 
 import gymnasium
 import numpy as np
@@ -86,6 +87,32 @@ def test_tasks_are_sampled_from_their_space():
     drawn = sample_tasks(Discrete(3, start=2), 50, np.random.default_rng(0))
     assert set(drawn.tolist()) == {2, 3, 4}
     assert np.array_equal(drawn, sample_tasks(Discrete(3, start=2), 50, np.random.default_rng(0)))
+
+
+@pytest.mark.skipif(not find_spec("minigrid"), reason="needs minigrid")
+def test_a_room_of_each_size_is_that_of_minigrid():
+    from rlplug.plugins.env.door_keys import DoorKeys
+
+    rooms = DoorKeys(8)
+    for size in (5, 8, 6):
+        one, other = (
+            rooms.reset(seed=size, options={"task": size}),
+            gymnasium.make(f"MiniGrid-DoorKey-{size}x{size}-v0"),
+        )
+        assert one[1] == {"task": size}
+        assert np.array_equal(one[0]["image"], other.reset(seed=size)[0]["image"])
+        for action in [2, 0, 3, 2, 5, 1] * 200:
+            (a, *mine), (b, *theirs) = rooms.step(action), other.unwrapped.step(action)
+            assert np.array_equal(a["image"], b["image"])
+            assert mine == theirs
+            if mine[1] or mine[2]:
+                break
+        assert mine[2]
+    assert rooms.reset(seed=0)[1] == {"task": 8}
+    with pytest.raises(ValueError, match="none of the tasks"):
+        rooms.reset(options={"task": 9})
+    with pytest.raises(ValueError, match="the smallest room"):
+        DoorKeys(4)
 
 
 # ---- curricula -------------------------------------------------------------------------------------------------------

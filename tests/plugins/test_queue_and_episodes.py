@@ -251,3 +251,32 @@ def test_episodes_of_agents_are_whole(name, length):
     assert expected.total() > 8
     assert expected <= kept
     assert kept.total() - expected.total() <= COLUMNS
+
+
+@pytest.mark.parametrize(
+    ("data", "wrong"),
+    [
+        ("segments", {"waiting": [0]}),
+        ("segments", {"waiting": [[0], 1]}),
+        ("segments", {"used": [0]}),
+        ("segments", {"owed": [1]}),
+        ("rollout", {"valid": 1}),
+        ("rollout", [[1]]),
+        ("rollout", [{"obs": 1}]),
+    ],
+)
+def test_segments_that_were_not_saved_are_refused(data, wrong):
+    name = {"segments": "queue", "rollout": "rollout"}[data]
+    needs = Needs(data=data, off_policy=data == "segments", keys=("obs", "action"))
+
+    def build():
+        return made(name, needs, 2, 8, rows=4)
+
+    buffer, log = build(), FileRowLog()
+    for number in range(2):
+        buffer.add(Segment(numbered(number), version=number))
+    buffer.save(log)
+    build().load(log)
+    log.state = log.state | wrong if data == "segments" else wrong
+    with pytest.raises((ValueError, TypeError)):
+        build().load(log)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from rlplug.trainer.metrics import Means
@@ -14,3 +15,9 @@ def test_means_are_those_of_all_values_since_the_last_row():
     resumed.load(means.state())
     assert means.drain() == resumed.drain() == {"loss": 3.0, "kl": 0.5}
     assert means.drain() == {}
+
+
+@pytest.mark.parametrize("values", [torch.tensor(1.0), torch.zeros(3, 0, 2), torch.zeros(2, 2)])
+def test_values_of_another_shape_are_refused(values: torch.Tensor):
+    with pytest.raises(ValueError, match=r"the values of loss should have the shape \[n\], and are a tensor of shape"):
+        Means().load({"loss": values})

@@ -98,6 +98,6 @@ class Circular(Buffer):
     def load(self, log: RowLog) -> None:
         if log.state is None:
             return
-        self.segments.load(log)
-        self._waiting, self._dropped = list(log.state["waiting"]), log.state["dropped"]
-        self._ring = deque((list(numbers), uses) for numbers, uses in log.state["ring"])
+        self._waiting, self._dropped = [*map(int, log.state["waiting"])], int(log.state["dropped"])
+        self._ring = deque(([*map(int, numbers)], int(uses)) for numbers, uses in log.state["ring"])
+        self.segments.load(log, [*self._waiting, *(number for numbers, _ in self._ring for number in numbers)])

@@ -104,6 +104,7 @@ class Queue(Buffer):
     def load(self, log: RowLog) -> None:
         if log.state is None:
             return
-        self.segments.load(log)
-        self._waiting, self._used = deque(log.state["waiting"]), deque(log.state["used"])
-        self._owed, self._dropped = log.state["owed"], log.state["dropped"]
+        state = log.state
+        self._waiting, self._used = (deque(int(number) for number in state[key]) for key in ("waiting", "used"))
+        self.segments.load(log, [*self._waiting, *self._used])
+        self._owed, self._dropped = float(state["owed"]), int(state["dropped"])

@@ -57,4 +57,7 @@ class Rollout(Buffer):
         log.state = self._segments
 
     def load(self, log: RowLog) -> None:
-        self._segments = log.state or []
+        segments = log.state or []
+        if not isinstance(segments, list) or not all(isinstance(one, dict) and "valid" in one for one in segments):
+            raise ValueError("the saved buffer is no list of segments")
+        self._segments = segments

@@ -63,7 +63,14 @@ class Segments:
         log.trim(min(self._kept, default=self._end))
         log.state = {"end": self._end, "versions": [[number, version] for number, (_, version) in self._kept.items()]}
 
-    def load(self, log: RowLog) -> None:
+    def load(self, log: RowLog, numbers: Sequence[int]) -> None:
+        """Restore the segments, of which the owner holds ``numbers``.
+
+        Raises:
+            ValueError: they have other numbers.
+        """
         rows = {first + i: tree.take(batch, i) for first, batch in log.rows() for i in range(len(batch["valid"]))}
-        self._end = log.state["end"]
-        self._kept = {number: (rows[number], version) for number, version in log.state["versions"]}
+        self._end = int(log.state["end"])
+        self._kept = {int(number): (rows[number], int(version)) for number, version in log.state["versions"]}
+        if sorted(numbers) != sorted(self._kept) or self._end <= max(self._kept, default=-1):
+            raise ValueError("the buffer has other segments than those that were saved")
