@@ -53,7 +53,8 @@ def located(place: str) -> Path:
     except OSError as error:
         raise CheckpointError(f"{place} cannot be read: {error.strerror}") from None
     if exists:
-        raise CheckpointError(f"{place} is a file, not a run folder")
+        meant = f"; did you mean {path.parent}?" if next(folders(path.parent), None) else ""
+        raise CheckpointError(f"{place} is a file, not a run folder{meant}")
     below = RUNS / path
     if ".." not in path.parts and os.path.isdir(below):
         return below

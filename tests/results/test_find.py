@@ -95,7 +95,8 @@ BAD = {
     "nowhere": "nowhere does not exist",
     "algo=dqn,sead=1/": "algo=dqn,sead=1/ does not exist",
     "empty": "empty holds no run",
-    "runs/sweep/algo=a2c,seed=1/metrics.csv": "runs/sweep/algo=a2c,seed=1/metrics.csv is a file, not a run folder",
+    f"{SWEEP}/algo=a2c,seed=1/metrics.csv": f"{SWEEP}/algo=a2c,seed=1/metrics.csv is a file, not a run folder; "
+    f"did you mean {SWEEP}/algo=a2c,seed=1?",
     "runs/sweep/algo=a2c,seed=1/checkpoints": "runs/sweep/algo=a2c,seed=1/checkpoints holds no run",
     "a\0b": "a\\x00b does not exist",
     "x" * 5000: "x" * 5000,

@@ -202,7 +202,7 @@ BAD = {
     "plot runs --compare x": "--compare: 'x' is not LABEL=VALUE, or LABEL=FILE with a CSV file of ",
     "plot runs --compare x=nowhere.csv": "--compare: 'x=nowhere.csv' is not LABEL=VALUE, or LABEL=FILE ",
     "plot runs --compare x=nan": "--compare: 'x=nan' is not LABEL=VALUE, or LABEL=FILE ",
-    "plot runs/sweep/sweep.csv": "runs/sweep/sweep.csv is a file, not a run folder",
+    "plot runs/sweep/sweep.csv": "runs/sweep/sweep.csv is a file, not a run folder; did you mean runs/sweep?",
     "plot empty": "empty holds no run",
     "plot nowhere": "nowhere does not exist",
     "report": "report takes run folders, or folders of runs; see rlplug report --help",
