@@ -31,7 +31,7 @@ def test_a_sweep_on_ray_equals_one_in_this_process(cluster: str, tmp_path: Path)
         (["sweeper.ray.num_gpus=1"], "sweeper.ray.num_gpus: 1 CUDA devices are more than the 0 of the cluster's"),
         (["sweeper.workers=0"], "sweeper.workers: 0 trains in this process; leave it out to train on"),
         (["sweeper.ray.num_cpus=0"], "sweeper.ray.num_cpus: 0 is out of range: should be greater than 0"),
-        (["sweeper.ray.addr=x"], "sweeper.ray.addr: unknown key; did you mean sweeper.ray.address?"),
+        (["sweeper.ray.num_cpu=1"], "sweeper.ray.num_cpu: unknown key; did you mean sweeper.ray.num_cpus?"),
         (["sweeper.every.x=1"], "sweeper.every: {'x': 1} has the wrong type: should be a valid integer"),
     ],
 )

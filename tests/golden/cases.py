@@ -7,6 +7,8 @@ from pathlib import Path
 from rlplug import testing
 
 UPDATES = 20
+FEWER = {"dreamerv3_cartpole": 10, "dreamerv3_pendulum": 10}
+"""updates of cases with thousands of sampled categories, one of which another rounding changes sooner or later"""
 VECTORS = ("linear_bandit", "bitflip", "knapsack", "tictactoe", "two_carts", "spread_torch", "chase")
 VECTORS += ("interest_evolution", "point_goals", "cartpole_torch")
 """environments that are vectors by themselves"""
