@@ -66,7 +66,7 @@ def pool(workers: int | None, ray: Ray) -> Iterator[Train]:
         ConfigError: the cluster does not answer, or none of its machines has room for a run.
     """
     if ray.address is None:
-        yield partial(_here, workers=workers)
+        yield partial(on_this_machine, workers=workers)
         return
     if workers == 0:
         raise ConfigError("sweeper.workers", "0 trains in this process; leave it out to train on sweeper.ray.address")
@@ -82,10 +82,11 @@ def pool(workers: int | None, ray: Ray) -> Iterator[Train]:
         except ConfigError as error:
             raise ConfigError("sweeper.ray.address", error.message) from None
         _require_room(ray)
-        yield partial(_on_ray, workers=workers, cfg=ray)
+        yield partial(on_ray, workers=workers, cfg=ray)
 
 
-def _here(jobs: Sequence[Job], workers: int | None) -> list[Path]:
+def on_this_machine(jobs: Sequence[Job], workers: int | None) -> list[Path]:
+    """Train every run in a process of this machine; ``workers`` is that of ``pool``."""
     commands = [(job.folder, command) for job in jobs if (command := job.command()) is not None]
     if workers == 0:
         codes: Sequence[int] = [*map(run, (command for _, command in commands))]
@@ -96,7 +97,7 @@ def _here(jobs: Sequence[Job], workers: int | None) -> list[Path]:
     return _failed([folder for folder, _ in commands], codes)
 
 
-def _on_ray(jobs: Sequence[Job], workers: int | None, cfg: Ray) -> list[Path]:
+def on_ray(jobs: Sequence[Job], workers: int | None, cfg: Ray) -> list[Path]:
     """Train every run on a machine of the cluster; one whose machine or worker dies continues on another."""
     import ray
     from ray.exceptions import RayError

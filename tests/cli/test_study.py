@@ -73,15 +73,15 @@ def test_a_trial_is_the_mean_of_its_seeds_and_an_interrupted_study_equals_the_un
     for name in (search.HISTORY, search.IMPORTANCE):
         assert (tmp_path / "whole" / name).read_text().startswith("<?xml")
 
-    train, left = study.jobs.train, iter([False, True, False, True])
+    train, left = study.jobs.on_this_machine, iter([False, True, False, True])
 
-    def killed(*args: object) -> list[Path]:
-        failed = train(*args)  # type: ignore[arg-type]
+    def killed(*args: object, **options: object) -> list[Path]:
+        failed = train(*args, **options)  # type: ignore[arg-type]
         if next(left, False):
             raise KeyboardInterrupt  # before its results are noted
         return failed
 
-    monkeypatch.setattr(study.jobs, "train", killed)
+    monkeypatch.setattr(study.jobs, "on_this_machine", killed)
     cut = f"hydra.sweep.dir={tmp_path / 'cut'}"
     assert main([*words, cut]) == 130
     with (tmp_path / "cut" / study.JOURNAL).open("a") as file:
