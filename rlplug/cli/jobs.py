@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from rlplug.cli import main as run
+from rlplug.cli import tell
 from rlplug.settings import NonNegativeFloat, PositiveFloat, option, settings
 from rlplug.types import ConfigError
 
@@ -100,7 +101,7 @@ def on_this_machine(jobs: Sequence[Job], workers: int | None) -> list[Path]:
 def on_ray(jobs: Sequence[Job], workers: int | None, cfg: Ray) -> list[Path]:
     """Train every run on a machine of the cluster; one whose machine or worker dies continues on another."""
     import ray
-    from ray.exceptions import RayError
+    from ray.exceptions import RayError, RayTaskError
 
     options: dict[str, Any] = {"num_cpus": cfg.num_cpus, "num_gpus": cfg.num_gpus, "max_retries": 0}
     train: Any = ray.remote(**options)(logged)
@@ -116,11 +117,15 @@ def on_ray(jobs: Sequence[Job], workers: int | None, cfg: Ray) -> list[Path]:
             job = running.pop(reference)
             try:
                 codes[job.folder] = ray.get(reference)
+            except RayTaskError as error:  # its program could not be started there
+                tell(f"{job.folder}: {error.cause}; the machines of the cluster need a shared folder")
+                codes[job.folder] = 1
             except RayError:  # the machine, or Ray's worker on it, died
                 attempts[job.folder] += 1
                 if attempts[job.folder] < ATTEMPTS:
                     left.append(job)
                 else:
+                    tell(f"{job.folder}: the machine or Ray's worker died {ATTEMPTS} times")
                     codes[job.folder] = 1
     return _failed([*codes], [*codes.values()])
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from rlplug.cli import main
+from rlplug.cli import jobs, main
 from tests.actors.test_command_line import TWO_MACHINES
 from tests.cli.test_pbt import TINY, require_equal
 
@@ -42,6 +42,18 @@ def test_bad_input_is_one_message(
     assert main(given) == 2
     assert said in capfd.readouterr().err
     assert not (tmp_path / "sweep").exists()
+
+
+def test_a_run_that_cannot_be_started_says_why(
+    cluster: str, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    """As on a machine that lacks the shared folder."""
+    monkeypatch.setattr(jobs, "log", lambda folder: Path("/proc/nowhere") / folder.name)
+    words = [*WORDS, f"sweeper.ray.address={cluster}", f"hydra.sweep.dir={tmp_path / 'sweep'}"]
+    assert main(words) == 1
+    said = capfd.readouterr().err
+    assert "member_0: [Errno 2] No such file or directory: '/proc/nowhere'; the machines of the cluster need" in said
+    assert "all members failed" in said
 
 
 @pytest.mark.slow
