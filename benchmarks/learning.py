@@ -105,6 +105,8 @@ PROOFS = {
     "ppo_pendulum": Proof(PPO + "pendulum", -250),
     "ppo_cartpole_torch": Proof(PPO + "cartpole_torch", 475, blind=True),
     "ppo_pendulum_torch": Proof(PPO + "pendulum_torch", -250, blind=True),
+    "ppo_acrobot_torch": Proof(PPO + "acrobot_torch", -100),
+    "ppo_mountaincar_continuous_torch": Proof(PPO + "mountaincar_continuous_torch", 90),
     "sac_pendulum": Proof(SAC + "pendulum", -180),
     **{f"ppo_cartpole_{shape}": Proof(f"{PPO}cartpole {words}", 475) for shape, words in SHAPES.items()},
     "ddppo_cartpole": Proof("algo=ddppo env=cartpole", 475),

@@ -15,6 +15,7 @@ TEAM = ("env=two_step",)
 BANDIT = ("env=linear_bandit", "env.max_episode_steps=1", "rollout_fragment_length=2")
 SLATES = ("algo=slateq",)
 AGENTS = ("algo=independent",)
+SIMULATED = ("env.entry_point=rlplug.testing.simulators:Points",)
 CUSTOM = ("model.entry_point=rlplug.testing.nets:Net",)
 TWO_CARTS = ("env=two_carts", "env.max_episode_steps=20")
 
@@ -121,6 +122,7 @@ def rlplug_components() -> list[Component]:
         Component("curriculum", "linear", "rlplug.plugins.curriculum.stages:Linear", LAKES + RAMP),
         Component("curriculum", "plr", "rlplug.plugins.curriculum.plr:PLR", LAKES),
         Component("curriculum", "threshold", "rlplug.plugins.curriculum.stages:Threshold", LAKES + STAGES),
+        Component("env", "acrobot_torch", "rlplug.plugins.env.classic_torch:Acrobot"),
         Component("env", "cartpole_torch", "rlplug.plugins.env.classic_torch:CartPole"),
         Component("env", "chase", "rlplug.plugins.env.teams:Chase", AGENTS),
         Component("env", "climbing", "rlplug.plugins.env.games:Climbing", AGENTS),
@@ -133,6 +135,7 @@ def rlplug_components() -> list[Component]:
         Component("env", "linear_bandit", "rlplug.plugins.env.bandit:LinearBandit"),
         Component("env", "logged_bandit", "rlplug.plugins.env.bandit:LoggedBandit"),
         Component("env", "minigrid", "rlplug.plugins.env.minigrid:MiniGrid"),
+        Component("env", "mountaincar_continuous_torch", "rlplug.plugins.env.classic_torch:MountainCarContinuous"),
         Component("env", "multi", "rlplug.plugins.env.agents:Multi", AGENTS),
         Component("env", "penalty", "rlplug.plugins.env.games:Penalty", AGENTS),
         Component("env", "pendulum_torch", "rlplug.plugins.env.classic_torch:Pendulum"),
@@ -142,6 +145,7 @@ def rlplug_components() -> list[Component]:
         Component("env", "rock_paper_scissors", "rlplug.plugins.env.games:RockPaperScissors", AGENTS),
         Component("env", "sparse_cartpole", "rlplug.plugins.env.classic_torch:SparseCartPole"),
         Component("env", "spread_torch", "rlplug.plugins.env.teams:Spread", AGENTS),
+        Component("env", "tensors", "rlplug.plugins.env.tensors:Tensors", SIMULATED),
         Component("env", "tictactoe", "rlplug.plugins.env.games:TicTacToe", AGENTS),
         Component("env", "tsp", "rlplug.plugins.env.combinatorial:TSP"),
         Component("env", "two_carts", "rlplug.plugins.env.teams:TwoCarts", AGENTS),

@@ -18,7 +18,7 @@ from rlplug.testing.checks.resume import check_resumes
 from rlplug.testing.checks.runs import Case
 from rlplug.types import ConfigError, EnvSpec
 
-NAMES = ("cartpole_torch", "pendulum_torch")
+NAMES = ("acrobot_torch", "cartpole_torch", "mountaincar_continuous_torch", "pendulum_torch")
 
 
 def make(name, n, **changes):
@@ -62,15 +62,32 @@ def torque(obs, rng):
     return np.where(np.arange(len(obs)) % 2 == 0, pump, rng.uniform(-1.5, 1.5, len(obs)))[:, None].astype(np.float32)
 
 
+def swung(obs, rng):
+    """Push the second link along with its motion, in some columns: they swing up. Others push at random."""
+    along = np.sign(obs[:, 5]) + 1
+    return np.where(np.arange(len(obs)) % 2 == 0, along, rng.integers(0, 3, len(obs))).astype(np.int64)
+
+
+def rocked(obs, rng):
+    """Push along with the motion, in some columns: they reach the goal. Others push at random, to the left end."""
+    along = np.where(obs[:, 1] >= 0, 1.0, -1.0)
+    return np.where(np.arange(len(obs)) % 2 == 0, along, rng.uniform(-1, 0.4, len(obs)))[:, None].astype(np.float32)
+
+
 @pytest.mark.parametrize(
     ("name", "env_id", "policy", "scale"),
-    [("cartpole_torch", "CartPole-v1", balanced, 1), ("pendulum_torch", "Pendulum-v1", torque, np.float32(2))],
+    [
+        ("acrobot_torch", "Acrobot-v1", swung, 1),
+        ("cartpole_torch", "CartPole-v1", balanced, 1),
+        ("mountaincar_continuous_torch", "MountainCarContinuous-v0", rocked, np.float32(1)),
+        ("pendulum_torch", "Pendulum-v1", torque, np.float32(2)),
+    ],
 )
 def test_it_does_what_gymnasium_does(name, env_id, policy, scale):
     n, rng, over, ends = 4, np.random.default_rng(0), np.ones(4, np.bool_), {"terminated": 0, "truncated": 0}
     env, theirs = make(name, n), [gymnasium.make(env_id) for _ in range(n)]
     obs = env.reset(range(n))["obs"].numpy()
-    for t in range(520):
+    for t in range(1100 if name.startswith("mountaincar") else 520):
         if t:
             action = policy(obs, rng)
             row = {key: leaf.numpy() for key, leaf in env.step(torch.from_numpy(action)).items()}
@@ -81,11 +98,15 @@ def test_it_does_what_gymnasium_does(name, env_id, policy, scale):
         for i, one in enumerate(theirs):
             if began[i]:  # its action is ignored, and its first state is its own
                 wanted, _ = one.reset()
-                assert abs(states[:, i]).max() <= (0.05 if n_states(name) == 4 else np.pi)
+                low, high = STARTS[name]
+                assert (low <= states[:, i]).all()
+                assert (states[:, i] <= high).all()
                 one.unwrapped.state = states[:, i].copy()
                 continue
             wanted, reward, terminated, truncated, _ = one.step((action * scale)[i])
-            np.testing.assert_allclose(states[:, i], one.unwrapped.state, rtol=1e-12, atol=1e-13)
+            single = name.startswith("mountaincar")  # Gymnasium keeps its state in single precision
+            close = {"rtol": 1e-7, "atol": 1e-8} if single else {"rtol": 1e-12, "atol": 1e-12}
+            np.testing.assert_allclose(states[:, i], one.unwrapped.state, **close)
             one.unwrapped.state = states[:, i].copy()  # a pole on its tip makes more of a rounding with every step
             np.testing.assert_allclose(obs[i], wanted, rtol=2e-7, atol=1e-7)
             np.testing.assert_allclose(row["reward"][i], reward, rtol=1e-6)
@@ -97,8 +118,12 @@ def test_it_does_what_gymnasium_does(name, env_id, policy, scale):
     assert ends["terminated"] >= 6 or name == "pendulum_torch"
 
 
-def n_states(name):
-    return {"cartpole_torch": 4, "pendulum_torch": 2}[name]
+STARTS = {  # lowest and highest initial states
+    "acrobot_torch": (np.full(4, -0.1), np.full(4, 0.1)),
+    "cartpole_torch": (np.full(4, -0.05), np.full(4, 0.05)),
+    "mountaincar_continuous_torch": (np.array([-0.6, 0.0]), np.array([-0.4, 0.0])),
+    "pendulum_torch": (np.array([-np.pi, -1.0]), np.array([np.pi, 1.0])),
+}
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -117,12 +142,14 @@ def test_every_episode_has_a_start_of_its_own_whatever_other_columns_there_are(n
         starts.append(env.state()["state"])
         assert torch.equal(starts[-1][:, 7:8], alone.state()["state"])
     every = torch.stack(starts, 1).flatten(1)  # [S, 10 episodes x 500 columns]
-    assert all(len(x.unique()) == 5000 for x in every)
-    high = torch.tensor([0.05] * 4 if name == "cartpole_torch" else [np.pi, 1.0], dtype=torch.float64)[:, None]
-    scaled = (every / high + 1) / 2
+    low, high = (torch.from_numpy(x)[:, None] for x in STARTS[name])
+    drawn = (low < high).squeeze(1)
+    assert torch.equal(every[~drawn], low[~drawn].expand(-1, 5000))
+    assert all(len(x.unique()) == 5000 for x in every[drawn])
+    scaled = ((every - low) / (high - low))[drawn]
     assert (scaled.mean(1) - 0.5).abs().max() < 0.02
     assert (scaled.var(1) - 1 / 12).abs().max() < 0.004
-    assert (torch.corrcoef(torch.cat([scaled, scaled.roll(1, 1)])) - torch.eye(2 * len(high))).abs().max() < 0.06
+    assert (torch.corrcoef(torch.cat([scaled, scaled.roll(1, 1)])) - torch.eye(2 * len(scaled))).abs().max() < 0.06
 
 
 def test_seeds_are_checked():
@@ -141,7 +168,7 @@ def test_it_stays_on_an_accelerator(name):
         ctx = RunContext(spec=EnvSpec({})).derive(shard=EnvShard("learner", n, range(n)), device=cuda)
         env = choose("env", "env", default_node("env", name, {})).build(ctx)
         rows, space = [env.reset(range(n))], env.spec.single_agent.action
-        dtype = torch.int64 if name == "cartpole_torch" else torch.float32
+        dtype = torch.float32 if space.shape else torch.int64
         rows += [env.step(torch.zeros(n, *space.shape, dtype=dtype, device=cuda)) for _ in range(2)]
         for row in rows:
             assert {leaf.device for leaf in row.values()} == {cuda}

@@ -12,6 +12,7 @@ from rlplug.context import EnvShard, RunContext
 from rlplug.types import EnvSpec
 
 OPTIONS = (
+    *("acrobot_torch", "mountaincar_continuous_torch"),
     *("cartpole_torch", "chase", "climbing", "connect_four", "interest_evolution", "knapsack", "kuhn"),
     *(
         "linear_bandit",
