@@ -38,6 +38,7 @@ Skips checkpoints, and also evaluations and loggers unless eval.every or logger 
 INTERVAL = 0.002  # sampling interval in seconds
 WIDE = 256  # units of a layer from which bfloat16 pays off; with 128 units it costs 10 %
 SETTLES = 30.0  # maximum seconds to wait for compilation
+DEVICE = 0.5  # seconds to measure the device, which records every kernel: reading a million of them takes half a minute
 BUSY = 0.7  # fraction of the time from which the device is the bottleneck
 PLAIN = 0.25  # fraction of the seconds to measure speed without the profiler, which slows the run down
 
@@ -175,7 +176,8 @@ class Watch:
         self._first = self._first or now[0]
         if not self._marks:
             compiler = run.learner.steps.compiler
-            if compiler.active and not compiler.settled and now[0] - self._first < SETTLES:
+            called = now[0] > self._first  # not yet at the first update, which is checked and never compiled
+            if compiler.active and not (called and compiler.settled) and now[0] - self._first < SETTLES:
                 return
             tell(f"profiling for {self.seconds:g} s")
             self._marks.append(now)
@@ -189,7 +191,7 @@ class Watch:
                 else:
                     self._look()
         elif self._device is not None and self.busy is None:
-            if now[0] - self._marks[1][0] >= PLAIN * self.seconds:
+            if now[0] - self._marks[1][0] >= min(DEVICE, PLAIN * self.seconds):
                 self.busy = self._device.share()
                 self._look()
         elif self._looks and time.perf_counter() - self._looks >= (1.0 - PLAIN) * self.seconds:
