@@ -103,6 +103,7 @@ SHAPES = {"2cpu": "hardware=2cpu", "actors": f"hardware=cpu {ACTORS}", "2cpu_act
 PROOFS = {
     "ppo_cartpole": Proof(PPO + "cartpole", 475),
     "ppo_pendulum": Proof(PPO + "pendulum", -250),
+    "ppo_cartpole_critic_lr": Proof(f"{PPO}cartpole algo.critic_lr=0.003", 475),
     "ppo_cartpole_torch": Proof(PPO + "cartpole_torch", 475, blind=True),
     "ppo_pendulum_torch": Proof(PPO + "pendulum_torch", -250, blind=True),
     "ppo_acrobot_torch": Proof(PPO + "acrobot_torch", -100),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from gymnasium import spaces
@@ -105,6 +106,19 @@ class ActorCritic(Policy):
         if ctx.needs.window.stride and not net.initial_carry(1):
             raise ConfigError("critic_model", "has a recurrent state, but algo.vf_share_layers leaves it out")
         return net
+
+    def parts(self, lr: Tensor, critic_lr: Tensor | None) -> dict[str, tuple[Sequence[Tensor], Tensor]]:
+        """Return the parameters and step sizes of the optimizers: ``policy``, and ``value`` if it has its own.
+
+        Args:
+            lr: step size of the policy and a shared torso, ``[]``.
+            critic_lr: step size of the value, ``[]``; None: one optimizer for all.
+        """
+        if critic_lr is None:
+            return {"policy": ([*self.parameters()], lr)}
+        torso = [] if self.value_torso is None else [*self.value_torso.parameters()]
+        policy = [*self.torso.parameters(), *self.policy.parameters()]
+        return {"policy": (policy, lr), "value": ([*torso, *self.value.parameters()], critic_lr)}
 
     def initial_carry(self, n: int) -> Batch:
         carries = super().initial_carry(n)

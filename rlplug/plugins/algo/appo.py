@@ -55,6 +55,7 @@ class APPO(Algorithm):
         kl_coeff: NonNegativeFloat = option("Initial weight of the KL penalty; adapts to kl_target; 0: off.")
         kl_target: PositiveFloat = option("Target KL divergence from the target policy.")
         lr: Scheduled[NonNegativeFloat] = option("Step size.")
+        critic_lr: Scheduled[NonNegativeFloat] | None = option("Step size of the value; null: one optimizer for both.")
         opt_type: Literal["adam", "rmsprop"] = option("Optimizer.")
         epsilon: PositiveFloat = option("The optimizer's epsilon, added outside the square root.")
         decay: UnitFloat = option("RMSProp: decay of the mean of squared gradients.")
@@ -82,14 +83,17 @@ class APPO(Algorithm):
         self.net = ActorCritic.of_run(ctx, cfg.vf_share_layers, cfg)
         self.target = copy.deepcopy(self.net).requires_grad_(False)
         self.lr, self.clip_param = ctx.schedule(cfg.lr), ctx.schedule(cfg.clip_param)
+        self.critic_lr = None if cfg.critic_lr is None else ctx.schedule(cfg.critic_lr)
         self.vf_loss_coeff, self.entropy_coeff = ctx.schedule(cfg.vf_loss_coeff), ctx.schedule(cfg.entropy_coeff)
         self.kl_coeff: Tensor
         self.register_buffer("kl_coeff", torch.tensor(cfg.kl_coeff))
 
     def optimizers(self) -> dict[str, Optim]:
-        cfg, params = self.cfg, self.net.parameters()
-        optimizer = adam_or_rmsprop(cfg.opt_type, params, self.lr, cfg.epsilon, cfg.decay, cfg.momentum)
-        return {"policy": Optim(optimizer, cfg.grad_clip, cfg.grad_clip_by, lr=self.lr)}
+        cfg, found = self.cfg, dict[str, Optim]()
+        for name, (own, lr) in self.net.parts(self.lr, self.critic_lr).items():
+            optimizer = adam_or_rmsprop(cfg.opt_type, own, lr, cfg.epsilon, cfg.decay, cfg.momentum)
+            found[name] = Optim(optimizer, cfg.grad_clip, cfg.grad_clip_by, lr=lr)
+        return found
 
     def actor_keys(self) -> tuple[str, ...]:
         return tuple(name for name in self.state_dict() if name.startswith("net."))

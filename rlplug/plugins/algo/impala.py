@@ -45,6 +45,7 @@ class IMPALA(Algorithm):
             "Clip of the ratio in the policy gradient; null: none."
         )
         lr: Scheduled[NonNegativeFloat] = option("Step size.")
+        critic_lr: Scheduled[NonNegativeFloat] | None = option("Step size of the value; null: one optimizer for both.")
         opt_type: Literal["adam", "rmsprop"] = option("Optimizer.")
         epsilon: PositiveFloat = option("The optimizer's epsilon, added outside the square root.")
         decay: UnitFloat = option("RMSProp: decay of the mean of squared gradients.")
@@ -69,12 +70,15 @@ class IMPALA(Algorithm):
         self.cfg, self.ctx = cfg, ctx
         self.net = ActorCritic.of_run(ctx, cfg.vf_share_layers, cfg)
         self.lr = ctx.schedule(cfg.lr)
+        self.critic_lr = None if cfg.critic_lr is None else ctx.schedule(cfg.critic_lr)
         self.vf_loss_coeff, self.entropy_coeff = ctx.schedule(cfg.vf_loss_coeff), ctx.schedule(cfg.entropy_coeff)
 
     def optimizers(self) -> dict[str, Optim]:
-        cfg = self.cfg
-        optimizer = adam_or_rmsprop(cfg.opt_type, self.parameters(), self.lr, cfg.epsilon, cfg.decay, cfg.momentum)
-        return {"policy": Optim(optimizer, cfg.grad_clip, cfg.grad_clip_by, lr=self.lr)}
+        cfg, found = self.cfg, dict[str, Optim]()
+        for name, (own, lr) in self.net.parts(self.lr, self.critic_lr).items():
+            optimizer = adam_or_rmsprop(cfg.opt_type, own, lr, cfg.epsilon, cfg.decay, cfg.momentum)
+            found[name] = Optim(optimizer, cfg.grad_clip, cfg.grad_clip_by, lr=lr)
+        return found
 
     def initial_carry(self, n: int) -> Batch:
         return self.net.initial_carry(n)

@@ -34,6 +34,7 @@ class PPO(Algorithm):
         gamma: UnitFloat = option("Discount factor.")
         lambda_: UnitFloat = option("GAE's lambda.")
         lr: Scheduled[NonNegativeFloat] = option("Adam's step size.")
+        critic_lr: Scheduled[NonNegativeFloat] | None = option("Step size of the value; null: one optimizer for both.")
         sgd_minibatch_size: PositiveInt = option("Rows per gradient step, over all ranks.")
         num_sgd_iter: PositiveInt = option("Epochs over each rollout.")
         clip_param: Scheduled[NonNegativeFloat] = option("Epsilon of the clipped surrogate.")
@@ -83,13 +84,15 @@ class PPO(Algorithm):
         if self.sequences and not self.initial_carry(1):
             raise ConfigError("critic_model", "has a recurrent state, but algo.vf_share_layers leaves it out")
         self.lr, self.clip_param = ctx.schedule(cfg.lr), ctx.schedule(cfg.clip_param)
+        self.critic_lr = None if cfg.critic_lr is None else ctx.schedule(cfg.critic_lr)
         self.vf_loss_coeff, self.entropy_coeff = ctx.schedule(cfg.vf_loss_coeff), ctx.schedule(cfg.entropy_coeff)
         self.kl_coeff: Tensor
         self.register_buffer("kl_coeff", torch.tensor(cfg.kl_coeff))
 
     def optimizers(self) -> dict[str, Optim]:
-        adam = Adam(self.parameters(), lr=self.lr, eps=1e-5)
-        return {"policy": Optim(adam, self.cfg.grad_clip, self.cfg.grad_clip_by, lr=self.lr)}
+        parts = self.net.parts(self.lr, self.critic_lr).items()
+        clip, by = self.cfg.grad_clip, self.cfg.grad_clip_by
+        return {name: Optim(Adam(own, lr=lr, eps=1e-5), clip, by, lr=lr) for name, (own, lr) in parts}
 
     def initial_carry(self, n: int) -> Batch:
         return self.net.initial_carry(n)
