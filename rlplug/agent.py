@@ -20,7 +20,7 @@ from rlplug.checkpointing.format import MISFITS, Checkpoint, find
 from rlplug.config import Core, choose, migrate, typed
 from rlplug.config.schema import CORE, kind_of
 from rlplug.context import EnvShard, RunContext, needs_of
-from rlplug.envs.spaces import batched, execute, observe
+from rlplug.envs.spaces import batched, execute, observe, take
 from rlplug.envs.spec_json import playable
 from rlplug.registry.installed import check_installed
 from rlplug.trainer.normalize import Normalizer
@@ -83,7 +83,7 @@ class Agent(Insight):
         self._action = self._decide(step, mode, columns)["action"].cpu().numpy()
         if self._action.shape != (columns, *(self._inside.action.shape or ())):
             raise ValueError(f"the policy's actions {self._action.shape[1:]} do not fit {self._inside.action}")
-        return self._execute(self._action)[select]
+        return take(self._execute(self._action), select)
 
     def _step_of(self, obs: Any, reward: Any, action_mask: Any, env_state: Any) -> tuple[Batch, int, Any]:
         batch, n = batched(self._native.obs, obs)

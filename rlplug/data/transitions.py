@@ -284,6 +284,8 @@ def checked_actions(action: np.ndarray, reading: Reading, path: Path) -> np.ndar
     if reading.spec is None:
         return action
     space = only_group(reading.spec, path).action
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        raise refused(path, "has actions of a Dict or Tuple, which are only read from recordings of rlplug itself")
     if isinstance(space, spaces.Discrete) and getattr(action, "shape", ())[1:] == (1,):
         action = action[:, 0]
     _check("actions", action, space, path)

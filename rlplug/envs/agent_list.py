@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from gymnasium.spaces import MultiBinary, Space
+from gymnasium.spaces import Dict, MultiBinary, Space, Tuple
 
 from rlplug import tree
 from rlplug.envs.agent_groups import grouped
@@ -73,6 +73,8 @@ class AgentList(SeededList):
         self._masks: dict[str, Masks | None] = {}
         native = {name: Group(*spaces[agents[0]], agents) for name, agents in groups.items()}
         for name, group in native.items():
+            if isinstance(group.action, Dict | Tuple):
+                raise ConfigError("env.id", f"the actions of {name} are a Dict or Tuple, which agents cannot have")
             found = {MASK: None} if masked & {*group.agents} else {}
             self._masks[name] = find_masks(group.action, MASK, found)
         extras: dict[str, dict[str, Space[Any]]] = {

@@ -19,7 +19,7 @@ from rlplug.envs.extras import Extras
 from rlplug.envs.goals import goals_of
 from rlplug.envs.masks import find_masks, late
 from rlplug.envs.seeded import SeededList, first_of
-from rlplug.envs.spaces import allocate, execute, inside_obs, single_agent
+from rlplug.envs.spaces import allocate, columns, execute, inside_obs, single_agent
 from rlplug.types import Batch, EnvSpec, EnvTraits, Group, Tree
 
 NUMBER: Any = float, int, np.floating, np.integer
@@ -120,7 +120,8 @@ class EnvList(SeededList):
         """
         reward, terminated, truncated = self._reward, self._terminated, self._truncated
         self._restarted[:] = False
-        for i, (outside, inside) in enumerate(zip(self._execute(action), action.copy(), strict=True)):
+        own = columns(self._execute(action), self.num_envs)
+        for i, (outside, inside) in enumerate(zip(own, action.copy(), strict=True)):
             if self._final[i]:
                 self._begin(i, self._episodes[i] + 1)
                 reward[i], terminated[i], truncated[i] = 0.0, False, False
@@ -158,7 +159,7 @@ class EnvList(SeededList):
         return np.array(log, space.dtype).reshape(len(log), *(space.shape or ()))
 
     def _replay(self, i: int, actions: np.ndarray) -> None:
-        for inside, outside in zip(actions, self._execute(actions), strict=True):
+        for inside, outside in zip(actions, columns(self._execute(actions), len(actions)), strict=True):
             self._log(i, inside)
             try:
                 row, _, end, cut, info = self._steps[i](outside)

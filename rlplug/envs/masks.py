@@ -9,13 +9,15 @@ import numpy as np
 from gymnasium.spaces import Discrete, MultiDiscrete, Space
 
 from rlplug.envs.checking import MisfitError
+from rlplug.envs.spaces import inside_action
 from rlplug.types import ConfigError
 
 
 class Masks:
-    """Reads the masks ``[A]`` of an action space: ``A`` is ``n`` of a Discrete, ``sum(nvec)`` of a MultiDiscrete.
+    """Reads the masks ``[A]`` of actions: ``A`` is ``n`` of a Discrete, ``sum(nvec)`` of a MultiDiscrete.
 
     Args:
+        space: the inside counterpart of the environment's action space.
         key: their key in ``info``.
     """
 
@@ -76,8 +78,8 @@ def find_masks(space: Space[Any], key: str | None, info: Mapping[str, Any]) -> M
     """
     if key is None or key not in info:
         return None
-    if isinstance(space, Discrete | MultiDiscrete):
-        return Masks(space, key)
+    if isinstance(inside := inside_action(space), Discrete | MultiDiscrete):
+        return Masks(inside, key)
     raise ConfigError(
         "env.mask_key",
         f"the environment gives {key!r} for actions in {space}; masks support Discrete and MultiDiscrete actions;"

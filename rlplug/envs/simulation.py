@@ -20,7 +20,7 @@ from rlplug.api import Simulator
 from rlplug.envs.checking import writer
 from rlplug.envs.env_list import EnvList, rows_of
 from rlplug.envs.masks import find_masks
-from rlplug.envs.spaces import equal, execute
+from rlplug.envs.spaces import columns, equal, execute
 from rlplug.types import Batch, ConfigError, EnvSpec
 
 Env: TypeAlias = gymnasium.Env[Any, Any]
@@ -125,8 +125,8 @@ class Stepper(Simulator):
             self.env = WithState(self.make(), self.save)
             self.env.reset()
         env = self.env
-        write = writer(env.observation_space, rows["obs"])
-        for i, (state, one) in enumerate(zip(states, execute(env.action_space)(action.cpu().numpy()), strict=True)):
+        write, own = writer(env.observation_space, rows["obs"]), execute(env.action_space)(action.cpu().numpy())
+        for i, (state, one) in enumerate(zip(states, columns(own, n), strict=True)):
             if state[1] == GOING:
                 self._step(rows, i, state, one, write)
             else:

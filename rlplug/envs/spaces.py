@@ -1,12 +1,12 @@
 """Conversion between an environment's spaces and rlplug's ("inside").
 
 Inside, floats are float32, Discrete spaces start at 0, a Tuple is a Dict with the keys "0", "1" and so on, and bounded
-Box actions lie in [-1, 1].
+Box actions lie in [-1, 1]. The parts of Dict and Tuple actions are side by side: one Box, or one MultiDiscrete.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -79,8 +79,12 @@ def inside_obs(space: Space[Any]) -> Space[Any]:
 def inside_action(space: Space[Any]) -> Space[Any]:
     """Return the inside counterpart of an action space; a bounded Box becomes ``Box(-1, 1)``.
 
+    The discrete parts of a Dict or Tuple become a MultiDiscrete ``[D]``, where a MultiBinary has two choices for each
+    of its bits, and the continuous parts a Box ``[D]``; a single part stays as it is.
+
     Raises:
-        ConfigError: the space is none of float Box, Discrete, MultiDiscrete and MultiBinary.
+        ConfigError: the space is none of float Box, Discrete, MultiDiscrete, MultiBinary, and Dicts and Tuples of
+            either Boxes or the others.
     """
     match space:
         case Box() if np.issubdtype(space.dtype, np.floating):
@@ -88,9 +92,32 @@ def inside_action(space: Space[Any]) -> Space[Any]:
             return Box(-bound, bound, space.shape, np.float32)
         case Discrete() | MultiDiscrete() | MultiBinary():
             return inside_obs(space)
+        case Dict() | Tuple() if parts := [inside_action(sub) for sub in parts_of(space).values()]:
+            boxes = [part for part in parts if isinstance(part, Box)]
+            if len(parts) == 1:
+                return parts[0]
+            if len(boxes) == len(parts):
+                low, high = (np.concatenate([getattr(x, of).ravel() for x in boxes]) for of in ("low", "high"))
+                return Box(low, high, dtype=np.float32)
+            if not boxes:
+                return MultiDiscrete(np.concatenate([_choices(part) for part in parts]))
     raise ConfigError(
-        "env.id", f"its action space is {space}; supported are float Box, Discrete, MultiDiscrete and MultiBinary"
+        "env.id",
+        f"its action space is {in_words(space)}; supported are float Box, Discrete, MultiDiscrete and MultiBinary, and"
+        " Dicts and Tuples of either Boxes or the others",
     )
+
+
+def parts_of(space: Dict | Tuple) -> dict[Any, Space[Any]]:
+    """Return the parts of a Dict by key, or of a Tuple by index."""
+    return dict(space.spaces) if isinstance(space, Dict) else dict(enumerate(space.spaces))
+
+
+def _choices(space: Space[Any]) -> np.ndarray:
+    """Return the number of choices of each component of a discrete inside space, ``[D]``."""
+    if isinstance(space, Discrete):
+        return np.array([space.n])
+    return space.nvec.ravel() if isinstance(space, MultiDiscrete) else np.full(int(np.prod(space.shape or ())), 2)
 
 
 def observe(space: Space[Any]) -> Callable[[Any], Any]:
@@ -165,12 +192,22 @@ def batched(space: Space[Any], obs: Any) -> tuple[Any, int | None]:
     return (x, len(x)) if lead else (x[None], None)
 
 
-def execute(space: Space[Any]) -> Callable[[np.ndarray], np.ndarray]:
-    """Return a function from inside actions ``[B, ...]`` to the environment's own.
+def execute(space: Space[Any]) -> Callable[[np.ndarray], Any]:
+    """Return a function from inside actions ``[B, ...]`` to the environment's own: an array, dict or tuple.
 
     Box actions are rescaled from [-1, 1] if they are bounded on both sides, and clipped to their bounds. The result
     never shares memory with the argument, since environments may keep actions.
     """
+    if isinstance(space, Dict | Tuple):
+        each = [(key, execute(sub), inside_action(sub).shape or ()) for key, sub in parts_of(space).items()]
+        cuts = np.cumsum([int(np.prod(shape)) for _, _, shape in each])
+
+        def apart(action: np.ndarray) -> Any:
+            pieces = np.split(action.reshape(len(action), -1), cuts[:-1], axis=1)
+            parts = {key: run(x.reshape(len(x), *shape)) for (key, run, shape), x in zip(each, pieces, strict=True)}
+            return parts if isinstance(space, Dict) else tuple(parts.values())
+
+        return apart
     dtype: Any = space.dtype
     if isinstance(space, Box) and np.isfinite([space.low, space.high]).any():
         low, high = space.low, space.high
@@ -192,6 +229,33 @@ def execute(space: Space[Any]) -> Callable[[np.ndarray], np.ndarray]:
     if np.any(start):
         return lambda action: (action + start).astype(dtype, copy=False)
     return lambda action: action.astype(dtype)
+
+
+def take(actions: Any, index: Any) -> Any:
+    """Return the actions of a column or of several: ``actions[index]`` of every part of a dict or tuple."""
+    if isinstance(actions, dict):
+        return {key: take(part, index) for key, part in actions.items()}
+    return tuple(take(part, index) for part in actions) if isinstance(actions, tuple) else actions[index]
+
+
+def columns(actions: Any, n: int) -> Iterable[Any]:
+    """Return the environment's own actions of ``n`` columns, one by one."""
+    return (take(actions, i) for i in range(n)) if isinstance(actions, dict | tuple) else actions
+
+
+def joined(space: Space[Any]) -> Callable[[np.ndarray], np.ndarray]:
+    """Return ``execute`` with the parts of a Dict or Tuple side by side, shaped like inside actions."""
+    run = execute(space)
+    if not isinstance(space, Dict | Tuple):
+        return run
+
+    def leaves(actions: Any) -> list[np.ndarray]:
+        if isinstance(actions, dict | tuple):
+            parts = actions.values() if isinstance(actions, dict) else actions
+            return [leaf for part in parts for leaf in leaves(part)]
+        return [actions.reshape(len(actions), -1)]
+
+    return lambda action: np.concatenate(leaves(run(action)), 1).reshape(action.shape)
 
 
 def allocate(space: Space[Any], *lead: int) -> Any:

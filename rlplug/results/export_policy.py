@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 
 from rlplug.api import Algorithm
 from rlplug.context import RunContext
-from rlplug.envs.spaces import in_words
+from rlplug.envs.spaces import in_words, inside_action, parts_of
 from rlplug.types import Batch
 
 CARRY, NEXT = "carry", "next_"
@@ -86,9 +87,9 @@ class Policy(nn.Module):
         if self.stateful:
             self.inputs.append(Field("is_first", (), "bool", "first observation of an episode: clears the carry"))
         self.inputs += memory
-        act = Field(
-            "action", native.action.shape or (), str(native.action.dtype), f"{ACTION}: {in_words(native.action)}"
-        )
+        side = "" if native.action.shape is not None else ", the parts side by side"
+        dtype = self._native(torch.zeros(1, *(inside.action.shape or ()))).dtype
+        act = Field("action", inside.action.shape or (), _name(dtype), f"{ACTION}{side}: {in_words(native.action)}")
         self.outputs = [act, *(replace(x, name=f"{NEXT}{x.name}") for x in memory)]
         self._unread: list[Field] = []
         with torch.no_grad():
@@ -144,10 +145,16 @@ SCORES = "numbers by which the action was chosen, such as logits or Q-values"
 
 
 class _Native(nn.Module):
-    """Converts actions ``[batch, ...]`` to an environment's space, as ``rlplug.envs.spaces.execute``."""
+    """Converts actions ``[batch, ...]`` to an environment's space, as ``rlplug.envs.spaces.joined``."""
 
     def __init__(self, space: Space[Any]) -> None:
         super().__init__()
+        self.parts = nn.ModuleList()
+        if isinstance(space, Dict | Tuple):
+            parts = parts_of(space).values()
+            self.parts.extend(map(_Native, parts))
+            self.shapes = [inside_action(part).shape or () for part in parts]
+            return
         self.dtype = torch.from_numpy(np.empty(0, space.dtype)).dtype
         self.scale: Any = None
         self.middle = self.low = self.high = self.start = self.scale
@@ -167,6 +174,12 @@ class _Native(nn.Module):
         self.register_buffer(name, torch.as_tensor(np.array(x)))
 
     def forward(self, action: Tensor) -> Tensor:
+        if len(self.parts):
+            n = action.shape[0]
+            pieces = action.reshape(n, -1).split([*map(math.prod, self.shapes)], 1)
+            each = zip(self.parts, self.shapes, pieces, strict=True)
+            done = [run(x.reshape(n, *shape)).reshape(n, -1) for run, shape, x in each]
+            return torch.cat(done, 1).reshape(action.shape)
         if self.start is not None:
             action = action + self.start
         action = action.to(self.dtype)

@@ -15,7 +15,7 @@ from rlplug import tree
 from rlplug.api import Job, VecEnv
 from rlplug.collection.play import Player
 from rlplug.context import EnvShard, RunContext
-from rlplug.envs.spaces import execute
+from rlplug.envs.spaces import joined
 from rlplug.results.export_policy import NEXT, Policy, flat
 from rlplug.types import Batch, EnvSpec
 
@@ -86,7 +86,7 @@ def _played(
     """Return observations, masks, native actions and rewards ``[steps, ...]``, and where episodes begin."""
     pieces: list[dict[str, np.ndarray]] = []
     firsts: list[np.ndarray] = []
-    native = execute(_native(ctx.spec).action)
+    native = joined(_native(ctx.spec).action)
     keys = ("obs", "action", *(("action_mask",) if "action_mask" in ctx.spec.extras else ()))
     player = Player(make, policy.algorithm, ctx, "eval", (ctx.seed, EXPORT), keys, policy.normalize, name="an export")
     with closing(player):

@@ -34,6 +34,11 @@ ACTIONS: dict[str, Space[Any]] = {
     "multi_discrete": MultiDiscrete([3, 2]),
     "multi_binary": MultiBinary(3),
 }
+NESTED: dict[str, Space[Any]] = {
+    "dict": Dict({"move": Discrete(3, start=-1), "more": Tuple((MultiBinary(2), MultiDiscrete([2, 3])))}),
+    "tuple": Tuple((Box(-2.0, 1.0, (2, 1), np.float32), Box(np.array([0.0], np.float32), np.inf, dtype=np.float32))),
+    "one": Dict({"move": Discrete(3, start=-1)}),
+}
 
 
 class World(gymnasium.Env[Any, Any]):
@@ -43,7 +48,7 @@ class World(gymnasium.Env[Any, Any]):
 
     Args:
         observation: a key of ``OBSERVATIONS``.
-        action: a key of ``ACTIONS``.
+        action: a key of ``ACTIONS`` or ``NESTED``.
         mask: mask about half of the actions, different ones at every step.
 
     Raises:
@@ -51,7 +56,7 @@ class World(gymnasium.Env[Any, Any]):
     """
 
     def __init__(self, observation: str = "vector", action: str = "discrete", mask: bool = False) -> None:
-        self.observation_space, self.action_space = deepcopy(OBSERVATIONS[observation]), ACTIONS[action]
+        self.observation_space, self.action_space = deepcopy(OBSERVATIONS[observation]), (ACTIONS | NESTED)[action]
         space: Any = self.action_space
         self.sizes = np.ravel(space.nvec if isinstance(space, MultiDiscrete) else space.n) if mask else np.zeros(0, int)
         self.masked, self.left, self.over = mask, 0, False

@@ -4,7 +4,7 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Te
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlplug.envs.spaces import batched, execute, inside_action, inside_obs, observe
+from rlplug.envs.spaces import batched, columns, execute, inside_action, inside_obs, joined, observe, take
 from rlplug.types import ConfigError
 
 
@@ -59,6 +59,38 @@ def test_discrete_spaces_count_from_zero():
     assert execute(many)(np.array([[0, 0], [1, 2]])).tolist() == [[1, 10], [2, 12]]
 
 
+def test_parts_of_discrete_actions_are_side_by_side():
+    arm = Dict(grip=MultiBinary(2), move=Tuple([Discrete(3, start=-1), MultiDiscrete([[2], [5]])]))
+    assert inside_action(arm) == MultiDiscrete([2, 2, 3, 2, 5])
+    actions = execute(arm)(np.array([[1, 0, 0, 1, 4], [0, 1, 2, 0, 3]]))
+    one, two = columns(actions, 2)
+    assert arm.contains(one)
+    assert arm.contains(two)
+    assert one["grip"].tolist() == [1, 0]
+    assert one["move"][0] == -1
+    assert one["move"][1].tolist() == [[1], [4]]
+    assert two["move"][1].tolist() == [[0], [3]]
+    assert take(actions, slice(1))["move"][0].tolist() == [-1]
+
+
+def test_parts_of_continuous_actions_are_side_by_side():
+    arm = Tuple([Box(-2.0, 1.0, (2, 1), np.float64), Box(-np.inf, np.inf, (1,), np.float32)])
+    assert inside_action(arm) == Box(np.array([-1, -1, -np.inf]), np.array([1, 1, np.inf]), dtype=np.float32)
+    (one,) = columns(execute(arm)(np.array([[-1.0, 0.5, 7.0]], np.float32)), 1)
+    assert arm.contains(one)
+    assert one[0].tolist() == [[-2.0], [0.25]]
+    assert one[1].tolist() == [7.0]
+    assert joined(arm)(np.array([[-1.0, 0.5, 7.0]], np.float32)).tolist() == [[-2.0, 0.25, 7.0]]
+
+
+def test_a_single_part_stays_as_it_is():
+    assert inside_action(Dict(move=Tuple([Discrete(3, start=1)]))) == Discrete(3)
+    actions = execute(Dict(move=Tuple([Discrete(3, start=1)])))(np.array([0, 2]))
+    assert [one["move"] for one in columns(actions, 2)] == [(1,), (3,)]
+    assert inside_action(Tuple([Box(0.0, 2.0, (2, 2))])).shape == (2, 2)
+    assert joined(Dict(move=Discrete(3, start=1)))(np.array([0, 2])).tolist() == [1, 3]
+
+
 def test_observations_keep_their_dtype_except_float64():
     wide, half = np.float64, np.float16
     spaces = {"wide": Box(-np.inf, np.inf, (2,), wide), "image": Box(0, 255, (2, 2), np.uint8), "count": Discrete(4)}
@@ -75,7 +107,8 @@ def test_observations_keep_their_dtype_except_float64():
     ("function", "space"),
     [
         (inside_obs, Tuple([Text(3)])),
-        (inside_action, Tuple([Discrete(2)])),
+        (inside_action, Tuple([Discrete(2), Box(-1, 1, (1,))])),
+        (inside_action, Dict(a=Dict(b=Text(3)))),
         (inside_obs, Dict({"words": Text(3)})),
         (inside_action, Dict({})),
         (inside_action, Box(0, 9, (2,), np.int64)),

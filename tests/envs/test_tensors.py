@@ -16,8 +16,10 @@ from rlplug.run.build import build
 from rlplug.testing.checks.resume import check_resumes
 from rlplug.testing.checks.runs import Case
 from rlplug.testing.simulators import Points
+from rlplug.testing.worlds import NESTED
 from rlplug.types import ConfigError, RunError
 from tests.envs import test_on_device as on_device
+from tests.envs.test_nested_actions import leaves
 
 POINTS = "rlplug.testing.simulators:Points"
 HERE = f"{__name__}:"
@@ -150,6 +152,19 @@ def test_actions_are_those_of_other_environments(space):
     action = rng.uniform(-1.3, 1.3, (50, 2)).astype(np.float32) if space.shape else rng.integers(0, 3, 50)
     found = executed(space, torch.device("cpu"))(torch.from_numpy(action)).numpy()
     np.testing.assert_allclose(found, execute(space)(action), rtol=1e-6)
+
+
+@pytest.mark.parametrize("action", ["dict", "tuple", "one"])
+def test_parts_of_actions_are_those_of_other_environments(action):
+    space, rng = NESTED[action], np.random.default_rng(0)
+    size = 3 if action == "tuple" else 5
+    given = rng.uniform(-1.3, 1.3, (6, size)).astype(np.float32) if action == "tuple" else rng.integers(0, 2, (6, size))
+    given = given[:, 0] if action == "one" else given
+    found, expected = executed(space, torch.device("cpu"))(torch.from_numpy(given)), execute(space)(given)
+    assert type(found) is type(expected)
+    for x, y in zip(leaves(found), leaves(expected), strict=True):
+        np.testing.assert_allclose(x.numpy(), y, rtol=1e-6)
+        assert x.shape == y.shape
 
 
 # ---- what is refused -------------------------------------------------------------------------------------------------

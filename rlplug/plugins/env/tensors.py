@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch import Tensor
 from rlplug import tree
 from rlplug.api import Context, EnvTraits, VecEnv
 from rlplug.envs.checking import check_seeds
-from rlplug.envs.spaces import single_agent
+from rlplug.envs.spaces import inside_action, parts_of, single_agent
 from rlplug.script import make
 from rlplug.settings import option, settings
 from rlplug.types import Batch, ConfigError, RunError, Tree
@@ -141,11 +142,21 @@ class Tensors(VecEnv):
             self.env.close()
 
 
-def executed(space: Space[Any], device: torch.device) -> Callable[[Tensor], Tensor]:
+def executed(space: Space[Any], device: torch.device) -> Callable[[Tensor], Any]:
     """Return a function from inside actions ``[B, ...]`` to the simulator's own, as ``envs.spaces.execute`` for arrays.
 
     Box actions are rescaled from [-1, 1] if they are bounded on both sides, and clipped to their bounds.
     """
+    if isinstance(space, Dict | Tuple):
+        each = [(key, executed(sub, device), inside_action(sub).shape or ()) for key, sub in parts_of(space).items()]
+        sizes = [math.prod(shape) for *_, shape in each]
+
+        def apart(action: Tensor) -> Any:
+            pieces = action.flatten(1).split(sizes, 1) if action.ndim > 1 else (action,)
+            parts = {key: run(x.view(-1, *shape)) for (key, run, shape), x in zip(each, pieces, strict=True)}
+            return parts if isinstance(space, Dict) else tuple(parts.values())
+
+        return apart
     if isinstance(space, Box) and np.isfinite([space.low, space.high]).any():
         low, high = (torch.as_tensor(bound, dtype=torch.float32, device=device) for bound in (space.low, space.high))
         both = low.isfinite() & high.isfinite()

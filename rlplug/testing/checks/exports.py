@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 from rlplug import tree
-from rlplug.envs.spaces import execute
+from rlplug.envs.spaces import joined
 from rlplug.results.export import reason_of, traced
 from rlplug.results.export_policy import NEXT, Policy, flat
 from rlplug.testing.checks.runs import COLUMNS, Case, answers, episodes, require
@@ -55,7 +55,7 @@ def check_export(case: Case) -> None:
             carry["carry.prev_action"] = row["prev_action"]
         found = program(inputs | carry)
         carry = {name: found[f"{NEXT}{name}"] for name in carry}
-        expected = torch.from_numpy(execute(native.action)(out["action"].numpy()))
+        expected = torch.from_numpy(joined(native.action)(out["action"].numpy()))
         differ = (found["action"].double() - expected.double()).abs().max().item()
         said = f"exported, the policy acts otherwise in row {t}, by {differ:.2g}: does act() keep state on self?"
         require(differ <= TOLERANCE, said)
