@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from gymnasium.spaces import Dict, Tuple
 from torch.nn import Module
 
 from rlplug.envs.spaces import in_words
@@ -24,6 +25,8 @@ def describe(trainer: Trainer) -> str:
     for name, group in spec.groups.items():
         of = f"{name} x {len(group.agents)}: " if group.agents else f"{name}: " if spec.has_agents else ""
         obs, action = (in_words(space) for space in (group.obs, group.action))
+        native = spec.native_spaces.get(name, group).action
+        action += f", the parts of {in_words(native)}" if isinstance(native, Dict | Tuple) else ""
         table += [("  agents", f"{name}: {', '.join(group.agents)}")] if group.agents else []
         table += [("  obs", of + obs), ("  action", of + action)]
     explorations = [("exploration", name, extra) for name, extra in policy.exploration.items()]

@@ -75,7 +75,7 @@ def test_parts_of_discrete_actions_are_side_by_side():
 
 def test_parts_of_continuous_actions_are_side_by_side():
     arm = Tuple([Box(-2.0, 1.0, (2, 1), np.float64), Box(-np.inf, np.inf, (1,), np.float32)])
-    assert inside_action(arm) == Box(np.array([-1, -1, -np.inf]), np.array([1, 1, np.inf]), dtype=np.float32)
+    assert inside_action(arm) == Box(*np.array([[-1, -1, -np.inf], [1, 1, np.inf]], np.float32))
     (one,) = columns(execute(arm)(np.array([[-1.0, 0.5, 7.0]], np.float32)), 1)
     assert arm.contains(one)
     assert one[0].tolist() == [[-2.0], [0.25]]

@@ -5,6 +5,7 @@ import pytest
 from gymnasium.spaces import Box, Discrete, MultiDiscrete
 
 import rlplug
+from rlplug.cli import check
 from rlplug.config import choose, default_node
 from rlplug.context import EnvShard, RunContext
 from rlplug.results.export import export
@@ -27,7 +28,7 @@ def world(action, **options):
 
 INSIDE = {
     "dict": MultiDiscrete([2, 2, 2, 3, 3]),
-    "tuple": Box(np.array([-1, -1, -np.inf]), np.array([1, 1, np.inf]), dtype=np.float32),
+    "tuple": Box(*np.array([[-1, -1, -np.inf], [1, 1, np.inf]], np.float32)),
     "one": Discrete(3),
 }
 
@@ -94,6 +95,12 @@ def test_a_recording_is_read_again(tmp_path):
     rlplug.train(["algo=bc", *RUN, *words, f"data.path={data}", "train_batch_size=8"], folder=tmp_path / "bc")
     env = World(action="dict")
     assert env.action_space.contains(rlplug.load(tmp_path / "bc").act(env.reset(seed=1)[0]))
+
+
+def test_check_shows_the_structure(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert check.main(["algo=ppo", *RUN, "+env.kwargs.action=one"]) == 0
+    assert "action        Discrete(3), the parts of Dict('move': Discrete(3, start=-1))" in capsys.readouterr().out
 
 
 def test_agents_have_none():
