@@ -39,7 +39,7 @@ SETTINGS = {  # words of single values are in tests/config/test_messages.py, nam
     "algo.gama=0.9": "algo.gama: unknown key; did you mean algo.gamma? There are: ",
     "+algo.gama=0.9": "algo.gama: unknown key; did you mean algo.gamma? There are: ",
     "gama=0.9": "gama: unknown key; did you mean algo.gamma or estimate.gamma?",
-    "lerning_rate=0.1": "lerning_rate: unknown key; did you mean algo.lr?",
+    "lerning_rate=0.1": "lerning_rate: unknown key; did you mean algo.lr or algo.critic_lr?",
     "+totl_steps=3": "totl_steps: unknown key; did you mean total_steps? There are: ",
     "foo.bar=1": "foo: unknown key; there are: algo, ",
     "~foo": "foo: unknown key; there are: algo, ",
