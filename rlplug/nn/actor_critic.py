@@ -108,11 +108,11 @@ class ActorCritic(Policy):
         return net
 
     def parts(self, lr: Tensor, critic_lr: Tensor | None) -> dict[str, tuple[Sequence[Tensor], Tensor]]:
-        """Return the parameters and step sizes of the optimizers: ``policy``, and ``value`` if it has its own.
+        """Return the parameters, ``[...]``, and step sizes of the optimizers: ``policy``, and ``value`` if it has one.
 
         Args:
-            lr: step size of the policy and a shared torso, ``[]``.
-            critic_lr: step size of the value, ``[]``; None: one optimizer for all.
+            lr: step size of the policy and a shared torso, 0-d.
+            critic_lr: step size of the value, 0-d; None: one optimizer for all.
         """
         if critic_lr is None:
             return {"policy": ([*self.parameters()], lr)}
