@@ -8,6 +8,7 @@ import rlplug
 from rlplug.cli import check
 from rlplug.config import choose, default_node
 from rlplug.context import EnvShard, RunContext
+from rlplug.envs.masks import find_masks
 from rlplug.results.export import export
 from rlplug.testing.checks import envs as kit
 from rlplug.testing.worlds import World
@@ -95,6 +96,14 @@ def test_a_recording_is_read_again(tmp_path):
     rlplug.train(["algo=bc", *RUN, *words, f"data.path={data}", "train_batch_size=8"], folder=tmp_path / "bc")
     env = World(action="dict")
     assert env.action_space.contains(rlplug.load(tmp_path / "bc").act(env.reset(seed=1)[0]))
+
+
+def test_masks_are_those_of_the_parts_side_by_side():
+    masks = find_masks(World(action="dict").action_space, "m", {"m": None})
+    assert masks is not None
+    assert masks.size == sum(INSIDE["dict"].nvec)
+    given = [[1, 0], [0, 1], [1, 1], [0, 0, 1], [1, 0, 0]]
+    assert masks.read({"m": given}, False, False).tolist() == [x > 0 for part in given for x in part]
 
 
 def test_check_shows_the_structure(tmp_path, monkeypatch, capsys):
