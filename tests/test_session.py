@@ -220,8 +220,11 @@ def test_values_and_distributions_of_observations(tmp_path):
     assert agent.q(two).shape == (2, 2)
     assert agent.q(one).max() == pytest.approx(agent.value(one))
     assert agent.q(one).argmax() == agent.act(one)
-    with pytest.raises(ValueError, match="DQN offers no distribution"):
-        agent.distribution(one)
+    assert agent.distribution(two).params.exp().argmax(-1).tolist() == agent.act(two).tolist()
+    agent = rlplug.train(
+        algo={"name": "dqn", "temperature": 2.0}, exploration=[], folder=tmp_path / "soft", **words
+    ).agent
+    assert torch.allclose(agent.distribution(two).params.exp(), torch.from_numpy(agent.q(two) / 2.0).softmax(-1))
 
 
 class Stateful:

@@ -50,8 +50,8 @@ class Acting:
         self.lanes: Callable[..., tuple[Batch, Batch]] | None = None  # acts instead of the algorithm
         modules = self.exploration.values()
         self._perturbing = [x for x in modules if type(x).perturb_weights is not Exploration.perturb_weights]
-        perturbs = any(type(x).perturb is not Exploration.perturb for x in modules)
-        self._own_logp = perturbs and "logp" in ctx.needs.recorded
+        changing = {name for name, x in self.exploration.items() if type(x).perturb is not Exploration.perturb}
+        self._without_logp = changing if "logp" in ctx.needs.recorded else set[str]()
         self._copied = set[str]()  # output keys that are copied to the host together
 
     def begin(self, n: int) -> None:
@@ -78,9 +78,9 @@ class Acting:
         if mode == "explore" and self.exploration:
             noise = dict[str, Batch]()
             for name, extra in self.exploration.items():
+                if name in self._without_logp:  # it belongs to another action than the module's
+                    out.pop("logp", None)
                 out, noise[name] = extra.perturb(out, step, batch["noise"][name])
-            if self._own_logp:  # it belongs to another action
-                out.pop("logp", None)
         if self.one_copy is not None and self._copied:
             out = self.one_copy.packed(only(out, self._copied, self.ctx.spec.nested))
         return {"out": out, "carry": carry, "noise": noise}

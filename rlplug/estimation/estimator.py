@@ -112,6 +112,7 @@ class Estimator:
         Returns:
             ``estimate/<method>``, and ``_low`` and ``_high``, the bounds of its interval; ``estimate/behavior``, the
             mean return of the dataset; with importance weights, ``estimate/effective_sample_size``, in episodes.
+            Weighted methods are left out if all weights of a step are 0.
 
         Raises:
             RunError: a log-probability or value is NaN.
@@ -139,6 +140,8 @@ class Estimator:
                 values = value[0]
             else:
                 values = off_policy.doubly_robust(reward, q, value, weights, valid, cfg.gamma, weighted=method == "wdr")
+            if bool(values.isnan().any()):  # a ratio whose weights are all 0
+                continue
             bounds = zip(("", "_low", "_high"), off_policy.mean_interval(values, cfg.confidence), strict=True)
             out |= {f"estimate/{method}{end}": x.item() for end, x in bounds}
         out["estimate/behavior"] = returns[0].mean().item()

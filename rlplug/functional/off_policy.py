@@ -17,6 +17,9 @@ from statistics import NormalDist
 import torch
 from torch import Tensor
 
+IMPOSSIBLE = -1e30
+"""log-weights below this are those of weight 0; ``nn.Categorical`` has the lowest finite number instead of -inf"""
+
 
 def log_weights(target: Tensor, behavior: Tensor, valid: Tensor) -> Tensor:
     """Return ``log rho_{0:t}``, where ``rho_{0:t} = prod_{k<=t} pi(a_k | s_k) / b(a_k | s_k)``: Precup et al. 2000.
@@ -56,7 +59,8 @@ def weighted_importance_sampling(
 
     ``sum_t gamma^t (sum_i rho^i_{0:t} r^i_t) / (sum_i rho^i_{0:t})`` per step, which is the consistent weighted
     per-decision estimator of Thomas 2015 (dissertation): sums are over all episodes, including ended ones.
-    ``(sum_i rho^i G^i) / (sum_i rho^i)`` per episode, of returns ``G^i`` and weights ``rho^i`` of all steps.
+    ``(sum_i rho^i G^i) / (sum_i rho^i)`` per episode, of returns ``G^i`` and weights ``rho^i`` of all steps. NaN if all
+    weights of a step are 0.
 
     Args: see ``importance_sampling``.
 
@@ -84,7 +88,8 @@ def doubly_robust(
         log_weight: ``[T, B]``, see ``log_weights``.
         valid: ``[T, B]`` bool.
         gamma: discount factor.
-        weighted: divide by the sums of the weights: Thomas & Brunskill 2016 (arXiv:1604.00923), WDR.
+        weighted: divide by the sums of the weights: Thomas & Brunskill 2016 (arXiv:1604.00923), WDR; NaN if all
+            weights of a step are 0.
 
     Returns:
         ``[B]``.
@@ -101,11 +106,13 @@ def doubly_robust(
 def effective_sample_size(log_weight: Tensor) -> Tensor:
     """Return ``(sum_i w_i)^2 / sum_i w_i^2``, 0-d: the number of equally informative equal weights (Kong 1992).
 
+    It is 0 if all weights are 0.
+
     Args:
         log_weight: ``log w [B]``, of whole episodes.
     """
     share = log_weight.softmax(0)
-    return 1.0 / share.square().sum()
+    return torch.where((log_weight < IMPOSSIBLE).all(), 0.0, 1.0 / share.square().sum())
 
 
 def mean_interval(values: Tensor, confidence: float = 0.95) -> tuple[Tensor, Tensor, Tensor]:
@@ -150,5 +157,6 @@ def _normalized_mean(x: Tensor, log_weight: Tensor) -> Tensor:
     They are ``m_t + B w_i (x_i - m_t) / sum_j w_j``, the linearization of this ratio.
     """
     share = log_weight.softmax(1)
+    share = share.masked_fill((log_weight < IMPOSSIBLE).all(1, keepdim=True), torch.nan)
     mean = (share * x).sum(1, keepdim=True)
     return mean + x.shape[1] * share * (x - mean)

@@ -6,13 +6,16 @@ import shlex
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import rlplug
 from rlplug import testing
 from rlplug.cli import main
 from rlplug.config import compose
-from rlplug.results.evaluate import evaluate
+from rlplug.data.recording import Recording
+from rlplug.data.source import Reading
+from rlplug.results.evaluate import estimate, evaluate
 from rlplug.run.build import build
 from rlplug.run.launch import resume
 from rlplug.testing.comparing import compare_runs, differences_of_runs
@@ -64,6 +67,40 @@ def test_a_table(capsys: pytest.CaptureFixture[str]):
     assert size.startswith("effective   20.0 episodes")
     assert (empty, names) == ("", "method    estimate  90 % interval")
     assert (dm[:3], wis[:9]) == ("dm ", "step_wis ")
+
+
+DQN = ("algo=dqn", "env=cartpole", *QUIET, "total_steps=128", "buffer.capacity=128", "eval.every=0")
+WARM = "num_steps_sampled_before_learning_starts=64"
+
+
+def test_dqn_samples_from_a_softmax_and_is_estimated(here: Path, capsys: pytest.CaptureFixture[str]):
+    """What it plays itself has weight 1; the greedy policy never takes all the same actions, and has no ratio."""
+    assert main([*DQN, WARM, "algo.temperature=0.5", "exploration=[]", "hydra.run.dir=soft"]) == 0
+    evaluate(here / "soft", ["eval.episodes=20", f"record.path={here / 'played'}"], print, "explore")
+    methods = ["episode_is", "step_is", "episode_wis", "step_wis", "dm"]
+    out = estimate(here / "soft", ["data.path=played", f"estimate.methods=[{','.join(methods)}]"], print)
+    for method in methods[:4]:
+        assert out[f"estimate/{method}"] == pytest.approx(out["estimate/behavior"], rel=1e-4)
+    assert main([*DQN, WARM, "hydra.run.dir=greedy"]) == 0
+    out = estimate(here / "greedy", ["data.path=played", f"estimate.methods=[{','.join(methods)}]"], print)
+    assert (out["estimate/episode_is"], out["estimate/effective_sample_size"]) == (0.0, 0.0)
+    assert "estimate/episode_wis" not in out
+    assert "estimate/dm" in out
+
+
+def test_boltzmann_exploration_is_recorded_with_its_log_probabilities(here: Path):
+    """Random steps before learning are recorded, too. A module that acts after it leaves none."""
+    for number, modules in enumerate(("[boltzmann]", "[boltzmann,icm]", "[boltzmann,epsilon_greedy]")):
+        words = [*DQN, WARM, "exploration.boltzmann.temperature=0.1", "exploration.epsilon_greedy.epsilon=0.5"]
+        assert main([*words[: None if number == 2 else -1], f"exploration={modules}", f"record.path=d{number}"]) == 0
+        recording = Recording([f"d{number}"], Reading())
+        rows = [recording.episode(i, None, 1) for i in range(len(recording.lengths))]
+        assert [("logp" in one) for one in rows] == [number < 2] * len(rows)
+        if number < 2:
+            logp = np.concatenate([one["logp"][:-1] for one in rows])
+            assert logp[:8] == pytest.approx(-np.log(2.0))  # random
+            assert (logp <= 0).all()
+            assert not np.allclose(logp, -np.log(2.0))
 
 
 BAD = {

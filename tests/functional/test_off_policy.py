@@ -119,6 +119,13 @@ def test_an_action_that_the_target_never_takes_counts_for_nothing():
     assert weighted_importance_sampling(*one).mean().item() == 1.0
 
 
+def test_a_ratio_of_weights_that_are_all_0_is_undefined():
+    weights, one = torch.full((1, 2), -3e38).double(), torch.ones(1, 2).double()
+    assert importance_sampling(one, weights, one.bool(), 1.0).tolist() == [0.0, 0.0]
+    assert weighted_importance_sampling(one, weights, one.bool(), 1.0).isnan().all()
+    assert effective_sample_size(weights[0]).item() == 0.0
+
+
 def test_effective_sample_size():
     assert effective_sample_size(torch.zeros(5)).item() == pytest.approx(5)
     assert effective_sample_size(torch.tensor([3.0, 1.0]).log()).item() == pytest.approx(16 / 10)

@@ -101,6 +101,16 @@ def test_boltzmann_follows_softmax_of_q():
         assert_close(shares(out["action"], 3), (q / temperature).softmax(0), atol=0.02, rtol=0.0)
 
 
+def test_boltzmann_returns_the_log_probabilities_of_its_actions():
+    action, q = spaces.MultiDiscrete([2, 3]), torch.randn(N, 5)
+    mask = torch.tensor([True, True, False, True, True]).expand(N, 5)
+    given = {"action": torch.zeros(N, 2, dtype=torch.long), "q": q}
+    out, _ = boltzmann(action, temperature=0.5).perturb(given, {"action_mask": mask}, {})
+    parts = (q / 0.5).masked_fill(~mask, -torch.inf).split([2, 3], -1)
+    chosen = (part.log_softmax(-1)[torch.arange(N), out["action"][:, i]] for i, part in enumerate(parts))
+    assert_close(out["logp"], sum(chosen))
+
+
 @pytest.mark.parametrize("temperature", [1e-6, 1.0, 1e6])
 def test_boltzmann_never_takes_what_is_forbidden(temperature):
     lowest = torch.finfo(torch.float32).min

@@ -11,6 +11,7 @@ from rlplug.context import RunContext
 from rlplug.functional.distributional import project
 from rlplug.functional.td import inverse_rescale, rescale
 from rlplug.plugins.algo.dqn import DQN
+from rlplug.types import ConfigError
 
 ACTIONS = 3
 RAINBOW = {"double_q": True, "dueling": True, "noisy": True, "num_atoms": 7, "v_min": -2.0, "v_max": 3.0, "n_step": 3}
@@ -267,6 +268,42 @@ def test_the_value_of_a_row_is_that_of_the_greedy_action(model, changes):
         assert_close(value, out["q"].gather(-1, out["action"][:, None])[:, 0])
 
 
-def test_it_has_no_density_of_actions():
-    with pytest.raises(NotImplementedError, match=r"DQN\.distribution"):
-        make().logp(sample(make()))
+@pytest.mark.parametrize(("model", "changes"), [("mlp", {}), ("mlp", {"num_atoms": 7}), ("lstm", SEQUENCES)])
+def test_it_samples_from_the_softmax_of_its_values(model, changes):
+    """Its log-probabilities while it acts are those of the stored rows, and masked actions have probability 0."""
+    algorithm = make(model, temperature=[[0, 0.5], [100, 2.0]], **changes)
+    algorithm.ctx.schedules.refresh(100)
+    batch = sample(algorithm)
+    policy = algorithm.distribution(batch)
+    q, mask = algorithm.judged(batch)
+    wanted = (q / 2.0).masked_fill(~mask, -torch.inf).softmax(-1)
+    assert_close(policy.params.exp(), wanted)
+    carry = {key: x[0] for key, x in batch.get("carry", {}).items()}
+    for t in range(len(batch["obs"])):
+        row = {key: batch[key][t] for key in ("obs", "is_first", "action_mask")}
+        out, carry = algorithm.act(row, carry, "explore")
+        assert_close(out["logp"], wanted[t].gather(-1, out["action"][:, None])[:, 0].log())
+
+
+def test_without_a_temperature_its_policy_is_greedy():
+    algorithm = make()
+    batch = sample(algorithm)
+    batch["action"] = algorithm.distribution(batch).mode()
+    for t, action in enumerate(batch["action"]):
+        out, _ = algorithm.act({key: batch[key][t] for key in ("obs", "is_first", "action_mask")}, {}, "explore")
+        assert torch.equal(out["action"], action)
+        assert "logp" not in out
+    assert (algorithm.logp(batch) == 0.0).all()
+    assert (algorithm.logp(batch | {"action": (batch["action"] + 1) % ACTIONS}) < -1e30).all()
+
+
+def test_random_actions_are_uniform_and_have_their_log_probability():
+    algorithm = make()
+    mask = torch.tensor([[True, False, True], [True, True, True]]).repeat_interleave(500, 0)
+    out, _ = algorithm.act({"is_first": mask[:, 0], "action_mask": mask}, {}, "random")
+    assert_close(out["logp"], -mask.sum(-1).float().log())
+
+
+def test_noisy_layers_and_a_temperature_exclude_each_other():
+    with pytest.raises(ConfigError, match=r"^algo\.temperature: explores already, as noisy layers do; use null"):
+        make(noisy=True, temperature=1.0)

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from gymnasium import spaces
-from torch import Tensor
+from torch import Tensor, nn
 
 from rlplug.api import Algorithm, Clip, Context, Learner, Losses, Model, Needs, Optim, Window
 from rlplug.functional.distributional import kl_divergence, project
@@ -23,7 +23,7 @@ from rlplug.functional.priorities import sequence_priority
 from rlplug.functional.sequences import carry_before, longest, n_step_segment, n_step_sequences, n_step_transitions
 from rlplug.functional.targets import polyak_
 from rlplug.functional.td import dueling, forbid, gather_action, greedy, huber, inverse_rescale, rescale
-from rlplug.nn import Adam, Module, unroll
+from rlplug.nn import Adam, Categorical, Module, unroll
 from rlplug.nn.noisy import NoisyLinear, Stream, redraw
 from rlplug.settings import (
     NonNegativeFloat,
@@ -46,15 +46,14 @@ class QNetwork(Module):
         super().__init__()
         self.torso: Model = ctx.build("model", ctx.spec.single_agent.obs)
         self.actions, self.atoms = actions, cfg.num_atoms
-        sigma0 = cfg.sigma0 if cfg.noisy else None
-        sizes = [self.torso.out_dim, *cfg.hiddens]
+        sizes, sigma0 = [self.torso.out_dim, *cfg.hiddens], cfg.sigma0 if cfg.noisy else None
         self.advantage = Stream([*sizes, actions * cfg.num_atoms], sigma0)
         self.value = Stream([*sizes, cfg.num_atoms], sigma0) if cfg.dueling else None
         self.noisy = tuple(layer for layer in self.modules() if isinstance(layer, NoisyLinear))
 
     def forward(self, rows: Batch, carry: Batch, noisy: bool) -> tuple[Tensor, Batch]:
         """Map ``obs`` and ``is_first``, ``[B, ...]`` or ``[T, B, ...]``, to what ``head`` returns and the new carry."""
-        features, carry = self.torso(rows["obs"], carry, rows["is_first"])
+        features, carry = self.torso(rows["obs"], carry, rows.get("is_first"))
         return self.head(features, noisy), carry
 
     def head(self, features: Tensor, noisy: bool) -> Tensor:
@@ -80,13 +79,12 @@ class DQN(Algorithm):
         dueling: bool = option("Dueling network: separate streams for value and advantages.")
         noisy: bool = option("Noisy layers in the heads for exploration; use with exploration=[].")
         sigma0: PositiveFloat = option("Initial noise of the noisy layers.")
+        temperature: Scheduled[PositiveFloat] | None = option("Explore by softmax(q / temperature); null: greedy.")
         num_atoms: PositiveInt = option("Atoms of the return distribution (C51: 51); 1: expected value only.")
         v_min: float = option("First atom, the minimum return.")
         v_max: float = option("Last atom, the maximum return.")
         hiddens: list[PositiveInt] = option("Hidden layers of the heads, on top of the model.")
-        td_error_loss_fn: Literal["huber", "mse"] = option(
-            "Loss of the TD error; with num_atoms > 1, the KL divergence."
-        )
+        td_error_loss_fn: Literal["huber", "mse"] = option("Loss of the TD error; num_atoms > 1: the KL divergence.")
         tau: UnitFloat = option("Polyak step of the target network; 1: copy.")
         target_update_period: PositiveInt = option("Updates between two updates of the target network.")
         lr: Scheduled[NonNegativeFloat] = option("Adam's step size.")
@@ -105,14 +103,15 @@ class DQN(Algorithm):
     def needs(cls, cfg: Config, spec: EnvSpec) -> Needs:
         action = spec.single_agent.action
         if not isinstance(action, spaces.Discrete):
-            raise ConfigError(
-                "algo", f"dqn needs one Discrete action, but the environment's are {action}; use algo=ppo"
-            )
+            said = f"dqn needs one Discrete action, but the environment's are {action}; use algo=ppo"
+            raise ConfigError("algo", said)
         if cfg.num_atoms > 1 and cfg.v_min >= cfg.v_max:
             raise ConfigError("algo.v_max", f"{cfg.v_max} should be above algo.v_min, which is {cfg.v_min}")
+        if cfg.noisy and cfg.temperature is not None:
+            raise ConfigError("algo.temperature", "explores already, as noisy layers do; use null or algo.noisy=false")
         window, keys = Window(longest(cfg.n_step)), ("obs", "action", "reward", "terminated", "valid", "action_mask")
         keys += ("priority",) if cfg.worker_side_prioritization else ()
-        noise = "" if cfg.noisy else "epsilon_greedy"
+        noise = "" if cfg.noisy or cfg.temperature is not None else "epsilon_greedy"
         return Needs(window, data="windows", off_policy=True, perturbable=True, noise=noise, keys=keys)
 
     @classmethod
@@ -123,19 +122,15 @@ class DQN(Algorithm):
     def __init__(self, cfg: Config, ctx: Context) -> None:
         super().__init__()
         self.cfg, self.ctx = cfg, ctx
-        action = ctx.spec.single_agent.action
-        assert isinstance(action, spaces.Discrete)
-        self.actions = int(action.n)
-        self.sequences = ctx.needs.window.stride > 0
+        self.actions, self.sequences = int(ctx.spec.single_agent.action.n), ctx.needs.window.stride > 0  # type: ignore[attr-defined]
         self.online, self.target = (QNetwork(cfg, ctx, self.actions) for _ in range(2))
         self.target.requires_grad_(False).load_state_dict(self.online.state_dict())
         if self.sequences and not self.initial_carry(1):
             raise ConfigError("critic_model", "has a recurrent state, but dqn has no critic; choose model=lstm")
         self.lr = ctx.schedule(cfg.lr)
-        self.support: Tensor
-        self.steps: Tensor
-        self.register_buffer("steps", torch.zeros((), dtype=torch.long))
-        self.register_buffer("support", torch.linspace(cfg.v_min, cfg.v_max, cfg.num_atoms), persistent=False)
+        self.temperature = None if cfg.temperature is None else ctx.schedule(cfg.temperature)
+        self.steps = nn.Buffer(torch.zeros((), dtype=torch.long))
+        self.support = nn.Buffer(torch.linspace(cfg.v_min, cfg.v_max, cfg.num_atoms), persistent=False)
 
     def optimizers(self) -> dict[str, Optim]:
         adam = Adam(self.online.parameters(), lr=self.lr, eps=self.cfg.adam_epsilon)
@@ -148,28 +143,43 @@ class DQN(Algorithm):
         return self.online.torso.initial_carry(n)
 
     def act(self, step: Batch, carry: Batch, mode: Mode) -> tuple[Batch, Batch]:
-        """Return ``action`` and ``q [B, A]``; masked actions have the smallest finite value."""
+        """Return ``action`` and ``q [B, A]``, where masked actions have the smallest finite value, or ``logp``."""
         mask = step.get("action_mask")
-        if mode == "explore":
-            redraw(self.online.noisy, self.ctx.randn)
+        redraw(self.online.noisy if mode == "explore" else (), self.ctx.randn)
         if mode == "random":
             if self.sequences:
                 _, carry = self.online(step, carry, False)
-            return {"action": greedy(self.ctx.rand(len(step["is_first"]), self.actions), mask)}, carry
-        out, carry = self.online(step, carry, mode == "explore")
-        q = forbid(self.q(out), mask)
-        return {"action": q.argmax(-1), "q": q}, carry
+            noise = self.ctx.rand(len(step["is_first"]), self.actions)
+            action = greedy(noise, mask)
+            return {"action": action, "logp": Categorical(torch.zeros_like(noise), mask).logp(action)}, carry
+        values, carry = self.online(step, carry, mode == "explore")
+        q = self.q(values)
+        out = {"action": greedy(q, mask), "q": forbid(q, mask)}
+        if mode == "explore" and self.temperature is not None:
+            policy = self.policy(q, mask)
+            out |= {"action": (action := policy.sample(self.ctx.rand(len(q), 1))), "logp": policy.logp(action)}
+        return out, carry
+
+    def policy(self, q: Tensor, mask: Tensor | None) -> Categorical:
+        """Return ``softmax(q / temperature)`` over the allowed actions of ``q [..., A]``, or the greedy policy."""
+        if self.temperature is not None:
+            return Categorical(q / self.temperature, mask)
+        return Categorical(q, nn.functional.one_hot(greedy(q, mask), self.actions).bool())
 
     def q(self, out: Tensor) -> Tensor:
         """Compute expected returns ``[...]`` from the network's output ``[...]``, or ``[..., atoms]``."""
-        if self.cfg.num_atoms == 1:
-            return self._raw(out)
-        return (out.softmax(-1) * self._raw(self.support)).sum(-1)
+        return self._raw(out) if self.cfg.num_atoms == 1 else (out.softmax(-1) * self._raw(self.support)).sum(-1)
+
+    def judged(self, batch: Batch) -> tuple[Tensor, Tensor | None]:
+        """Return action values ``[T+1, B, A]`` of stored rows, by the mean weights of noisy layers, and their mask."""
+        return self.q(self.online(batch, carry_before(batch), noisy=False)[0]), batch.get("action_mask")
+
+    def distribution(self, batch: Batch) -> Categorical:
+        return self.policy(*self.judged(batch))
 
     def values(self, batch: Batch) -> Tensor:
-        """Return ``max_a Q(s, a)`` over the allowed actions, by the mean weights of noisy layers."""
-        features, _ = self.online.torso(batch["obs"], carry_before(batch), batch.get("is_first"))
-        return forbid(self.q(self.online.head(features, noisy=False)), batch.get("action_mask")).amax(-1)
+        """Return ``max_a Q(s, a)`` over the allowed actions."""
+        return forbid(*self.judged(batch)).amax(-1)
 
     def _raw(self, x: Tensor) -> Tensor:
         """Convert values from their learned, rescaled units to returns."""
@@ -201,9 +211,7 @@ class DQN(Algorithm):
             term = log_sum_exp(forbid(self.q(out), batch.get("action_mask"))) - self.q(chosen)
             loss, metrics["conservative"] = loss + self.cfg.conservative_weight * term, term.detach()
         priority = sequence_priority(error, batch["valid"], self.cfg.eta) if self.sequences else error
-        return Losses(
-            {"critic": loss * batch["weight"] if "weight" in batch else loss}, metrics, {"priority": priority}
-        )
+        return Losses({"critic": loss * batch.get("weight", 1.0)}, metrics, {"priority": priority})
 
     def _loss(self, target: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
         """Compute the loss of every row, and its absolute error, the priority."""
@@ -223,15 +231,11 @@ class DQN(Algorithm):
 
     def _transitions(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
         """Compute values or logits of ``obs``, and of ``next_obs`` by the selecting and by the target network."""
-
-        def values(network: QNetwork, obs: Any) -> Tensor:
-            features, _ = network.torso(obs, {}, None)
-            return network.head(features, noisy=True)
-
-        out = values(self.online, batch["obs"])
+        out, _ = self.online({"obs": batch["obs"]}, {}, noisy=True)
+        after = {"obs": batch["next_obs"]}
         with torch.no_grad():
-            future = values(self.target, batch["next_obs"])
-            judge = values(self.online, batch["next_obs"]) if self.cfg.double_q else future
+            future, _ = self.target(after, {}, noisy=True)
+            judge = self.online(after, {}, noisy=True)[0] if self.cfg.double_q else future
         return out, judge, future
 
     def _unroll(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
@@ -252,8 +256,7 @@ class DQN(Algorithm):
         ret, discount = batch["returns"], batch["discount"]
         if self.cfg.num_atoms == 1:
             return self._scaled(ret + discount * self._raw(future))
-        ret, discount = ret.unsqueeze(-1), discount.unsqueeze(-1)
-        atoms = self._scaled(ret + discount * self._raw(self.support))
+        atoms = self._scaled(ret.unsqueeze(-1) + discount.unsqueeze(-1) * self._raw(self.support))
         return project(future.softmax(-1), atoms, self.support)
 
     def after_step(self, parts: Sequence[str], losses: Losses, learner: Learner) -> None:

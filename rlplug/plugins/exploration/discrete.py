@@ -80,7 +80,8 @@ class EpsilonGreedy(Exploration):
 class Boltzmann(Exploration):
     """Samples allowed actions with probabilities ``softmax(q / temperature)`` (Sutton 1990).
 
-    For algorithms whose ``act`` returns ``q [B, A]``, in the layout of ``action_mask``.
+    For algorithms whose ``act`` returns ``q [B, A]``, in the layout of ``action_mask``. It returns ``logp`` of its
+    actions, too.
     """
 
     traceable = True
@@ -110,4 +111,11 @@ class Boltzmann(Exploration):
             )
         noise = self.ctx.rand(len(action), size).clamp_min(torch.finfo(q.dtype).tiny)
         gumbel = -(-noise.log()).clamp_min(torch.finfo(q.dtype).tiny).log()
-        return out | {"action": best(q / self.temperature + gumbel, step.get("action_mask"), self.sizes, action)}, carry
+        scores = q / self.temperature
+        if (mask := step.get("action_mask")) is not None:
+            scores = scores.masked_fill(~mask, -torch.inf)
+        action = best(scores + gumbel, None, self.sizes, action)
+        chosen = action.reshape(len(action), -1, 1).long().unbind(1)
+        parts = zip(scores.split(self.sizes, -1), chosen, strict=True)
+        logp = torch.stack([part.log_softmax(-1).gather(-1, choice) for part, choice in parts]).sum((0, -1))
+        return out | {"action": action, "logp": logp}, carry
