@@ -16,13 +16,12 @@ import argparse
 import json
 import sys
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 from shared import write_table
 
 import rlplug
-from rlplug.config.schema import Method
 from rlplug.results.evaluate import estimate, evaluate
 
 HERE = Path(__file__).parent
@@ -33,7 +32,7 @@ TRAIN = ("algo=ppo", "env=cartpole", "tuned=none", "algo.lr=2.5e-4", "total_step
 EVERY = 1024  # steps of training between two checkpoints
 BEHAVIOR, TARGETS = 7, {"worst": 5, "worse": 6, "better": 8}  # numbers of checkpoints
 TRUTH, PLAYED = 100_000, (7, 8, 9, 10)  # episodes of each of these seeds
-METHODS = get_args(Method)
+METHODS = ("episode_is", "step_is", "episode_wis", "step_wis", "dm", "dr", "wdr")
 
 
 def train(folder: Path) -> list[Path]:

@@ -1,4 +1,4 @@
-"""Contracts of data sources and storage: environments, simulators, collectors and buffers."""
+"""Contracts of data: environments, simulators, collectors, buffers, and estimators of recorded episodes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rlplug.types import Batch, EnvSpec, EnvTraits, NamedWeights, Tree
 if TYPE_CHECKING:
     from gymnasium.vector import AutoresetMode
 
-__all__ = ["Buffer", "Collector", "Goals", "RowLog", "Simulator", "Source", "VecEnv"]
+__all__ = ["Buffer", "Collector", "Estimator", "Goals", "RowLog", "Simulator", "Source", "VecEnv"]
 
 Source: TypeAlias = Literal["collected", "stored"]
 
@@ -240,3 +240,27 @@ class Collector(Protocol):
 
     def load(self, state: Tree) -> None: ...
     def close(self) -> None: ...
+
+
+class Estimator(Protocol):
+    """Estimates the expected return of a policy from recorded episodes of another one (off-policy evaluation)."""
+
+    @classmethod
+    def reads(cls, cfg: Any, spec: EnvSpec) -> tuple[str, ...]:
+        """Return the keys of episodes that it reads in addition to ``reward`` and ``valid``.
+
+        ``log_weight``: logarithm of the importance weight up to a row; ``logp``, ``target_logp``: log-probabilities of
+        the behavior and of the evaluated policy; ``q``, ``value``: a model's values of the recorded action and of the
+        evaluated policy; ``obs``, ``action``. ``log_weight`` and ``logp`` need a dataset with ``logp``.
+        """
+        return ()
+
+    def estimate(self, episodes: Batch, gamma: float) -> Tensor:
+        """Return one number per episode, ``[B]``, whose mean is the estimate; NaN: undefined.
+
+        Args:
+            episodes: what it reads, leaves ``[T, B, ...]`` on the CPU. Columns are whole episodes from their first step
+                on; rows after the last step are zeros and not ``valid``, but ``log_weight`` stays as it is.
+            gamma: discount factor.
+        """
+        ...

@@ -19,7 +19,7 @@ environment and writes no files. Prints each estimate with its confidence interv
 --json prints one JSON object.
 
   data.path=data/medium    files, folders or patterns of episodes; default: the run's own dataset
-  estimate.methods=[step_wis,wdr]
+  estimator=[step_wis,wdr]
                            episode_is, step_is, episode_wis, step_wis: (weighted) importance sampling; dm: a model of
                            action values; dr, wdr: (weighted) doubly robust; default: all
   estimate.gamma=0.99      discount of the return; default: 1, as in evaluations

@@ -26,8 +26,8 @@ USAGE = """rlplug new <kind> <name> [--json]
 Creates the package rlplug-<name>/ with a working component: a commented class, its options, the entry point,
 and tests, including the conformance kit. Edit the class and keep the rest.
 
-  <kind>   algo, model, buffer, exploration, env, loop, hardware, logger or
-           curriculum
+  <kind>   algo, model, buffer, exploration, env, loop, hardware, logger,
+           curriculum or estimator
   <name>   name by which a run selects it, as in algo=<name>: lowercase letters, digits and _
   --json   print the folder and its files as one JSON object"""
 
@@ -46,6 +46,7 @@ WORDS: Mapping[Kind, str] = {
     "hardware": "algo=ppo env=cartpole hardware={name}",
     "logger": "algo=ppo env=cartpole 'logger=[{name}]'",
     "curriculum": "algo=ppo env=frozenlake_tasks curriculum={name}",
+    "estimator": "algo=ppo env=cartpole 'estimator=[{name}]'",
 }
 """command line to select a component of each kind"""
 

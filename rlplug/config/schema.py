@@ -21,7 +21,7 @@ from rlplug.types import Compile, ConfigError
 T = TypeVar("T")
 Path: TypeAlias = tuple[str, ...]
 SINGLE: tuple[Kind, ...] = ("algo", "env", "buffer", "loop", "hardware")  # exactly one per run
-SEVERAL: tuple[Kind, ...] = ("exploration", "logger")  # any number per run, by name
+SEVERAL: tuple[Kind, ...] = ("exploration", "logger", "estimator")  # any number per run, by name
 
 
 @dataclass(frozen=True)
@@ -128,21 +128,16 @@ class Record:
     max_file_size: PositiveInt = option("Bytes in memory after which a file is written.")
 
 
-Method = Literal["episode_is", "step_is", "episode_wis", "step_wis", "dm", "dr", "wdr"]
-
-
 @settings
 class Estimate:
     """Off-policy evaluation (OPE): estimates of the policy's return from recorded episodes."""
 
-    methods: Annotated[list[Method], Field(min_length=1)] = option(
-        "(Weighted) importance sampling per episode or step, direct method, (weighted) doubly robust."
-    )
     with_eval: bool | None = option("Estimate at every evaluation; null: only without an environment to evaluate in.")
     path: Paths | None = option("Files, folders or patterns of episodes to estimate from; null: those of data.path.")
     gamma: UnitFloat = option("Discount of the estimated return.")
     confidence: Annotated[float, Field(gt=0, lt=1)] = option("Level of the confidence intervals.")
-    folds: PositiveInt = option("Models of dm and dr, each evaluated on held-out episodes; 1: no held-out episodes.")
+    model: Literal["fqe", "q_regression"] = option("Action values: fitted Q evaluation, or weighted regression.")
+    folds: PositiveInt = option("Models of action values, each evaluated on held-out episodes; 1: none held out.")
     iterations: PositiveInt = option("Model fits: the first quarter to returns, the rest to one-step backups.")
     updates: PositiveInt = option("Gradient steps per fit.")
     batch_size: PositiveInt = option("Steps of episodes per gradient step.")
@@ -225,12 +220,13 @@ class RunConfig(Core):
     models: dict[str, Chosen] = option("Networks by slot, 'model' or '<part>_model'; empty slots use 'model'.")
     exploration: dict[str, Chosen] = option("Exploration modules by name.")
     logger: dict[str, Chosen] = option("Loggers by name.")
+    estimator: dict[str, Chosen] = option("Estimators of off-policy evaluation by name.")
     raw: dict[str, Any] = option("The resolved configuration; parse(raw) returns the same RunConfig.")
 
 
 CORE = list(Core.__pydantic_fields__)  # type: ignore[attr-defined]
 RESUMABLE = ("total_steps", "stop", "eval", "estimate", "log", "checkpoint", "logger", "hardware", "callbacks")
-RESUMABLE += ("compile", "deterministic", "on_nan")
+RESUMABLE += ("compile", "deterministic", "on_nan", "estimator")
 """settings that may change when a run is resumed"""
 WHY = "it changes what is learned; a resumed run keeps its settings"
 
@@ -251,8 +247,7 @@ def parse(raw: dict[str, Any]) -> RunConfig:
     components: dict[str, Any] = {kind: chosen(kind, kind, raw.get(kind)) for kind in SINGLE}
     own = not errors and raw["eval"]["env"]
     components["eval_env"] = chosen("env", "eval.env", eval_env(raw)) if own else components["env"]
-    asked = raw.get("curriculum")
-    components["curriculum"] = None if asked is None else chosen("curriculum", "curriculum", asked)
+    components["curriculum"] = None if (x := raw.get("curriculum")) is None else chosen("curriculum", "curriculum", x)
     for kind in SEVERAL:
         nodes = raw.get(kind) or {}
         if isinstance(nodes, dict):
@@ -422,5 +417,4 @@ def replaced(node: dict[str, Any], values: Mapping[Path, Any]) -> dict[str, Any]
 
 def kind_of(key: str) -> str:
     """Return the kind of a config key: ``model`` for ``critic_model.torso``, ``logger`` for ``logger.csv``."""
-    root = str(key).partition(".")[0]
-    return "model" if root.endswith("_model") else root
+    return "model" if (root := str(key).partition(".")[0]).endswith("_model") else root

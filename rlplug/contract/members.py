@@ -24,10 +24,10 @@ from rlplug.registry import KINDS, Events, Kind
 from rlplug.registry.discovery import unknown
 from rlplug.types import ConfigError, EnvSpec
 
-_DECLARE = (Algorithm, Model, Buffer, Exploration, VecEnv, Loop, Hardware, Events, api.Curriculum)
+_DECLARE = (Algorithm, Model, Buffer, Exploration, VecEnv, Loop, Hardware, Events, api.Curriculum, api.Estimator)
 BASES: Mapping[Kind, type[Any]] = dict(zip(KINDS, _DECLARE, strict=True))
 """base of each kind, whose members' signatures a class must be compatible with"""
-DERIVED: tuple[Kind, ...] = ("algo", "model", "buffer", "exploration", "env", "loop", "curriculum")  # from a base
+DERIVED: tuple[Kind, ...] = ("algo", "model", "buffer", "exploration", "env", "loop", "curriculum", "estimator")
 MEMBERS: Mapping[Kind, tuple[str, ...]] = {  # required members; the base has the others
     "algo": ("needs", "act"),
     "model": ("forward",),
@@ -35,6 +35,7 @@ MEMBERS: Mapping[Kind, tuple[str, ...]] = {  # required members; the base has th
     "buffer": ("gives", "sequences", "size_key", "add", "ready", "sample", "feedback", "nbytes", "save", "load"),
     "hardware": ("plan",),
     "curriculum": ("tasks",),
+    "estimator": ("estimate",),
     "env": ("spec", "autoreset", "reset", "step", "state", "load", "close"),
 }
 

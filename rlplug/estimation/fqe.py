@@ -1,4 +1,4 @@
-"""Fitted Q evaluation (FQE): Le et al. 2019 (arXiv:1903.08738), algorithm 3, with a network."""
+"""Fitted Q evaluation (FQE): Le et al. 2019 (arXiv:1903.08738), algorithm 3, with a network; and Q-regression."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class FQE(Trainable):
     def forward(self, batch: Batch, parts: Sequence[str]) -> Losses:
         """Return the squared error of every model on the rows that it learns from, ``learns [folds, n]``."""
         error = self._q(batch["obs"], batch["action"].unsqueeze(1), batch["time"]).squeeze(-1)
-        error = (error - batch["returns"]).square()
+        error = (error - batch["returns"]).square() * batch.get("weight", 1.0)
         return Losses({"critic": torch.where(batch["learns"], error, 0.0).sum(0)})
 
     @torch.no_grad()
@@ -80,22 +80,25 @@ def fit(fqe: FQE, rows: Batch, learner: Learner, generator: torch.Generator) -> 
     """Fit the models to rows of concatenated whole episodes.
 
     The first quarter of the iterations fits recorded returns, which are the behavior policy's action values; each other
-    iteration fits a one-step backup of the previous models. The step size decays to zero.
+    iteration fits a one-step backup of the previous models. With ``weight``, all iterations fit the returns, by the
+    weighted squared error. The step size decays to zero.
 
     Args:
         rows: leaves ``[rows, ...]``: ``obs, action, reward, end, time, valid``; ``followed``, the return from the row
-            on; ``choices`` and ``probs`` of the policy; ``fold``, the model that holds out the row's episode.
+            on; ``choices`` and ``probs`` of the policy; ``fold``, the model that holds out the row's episode;
+            ``weight`` of the row, only for a regression.
         generator: draws the minibatches.
     """
     cfg, device = fqe.cfg, rows["fold"].device
     begins, folds = rows["valid"].nonzero().squeeze(-1), torch.arange(cfg.folds, device=device).unsqueeze(-1)
-    own = {key: rows[key] for key in ("obs", "action", "reward", "end", "time", "fold", "followed")}
+    keys = ("obs", "action", "reward", "end", "time", "fold", "followed", "weight")
+    own = {key: rows[key] for key in keys if key in rows}
     following = {key: rows[key] for key in ("obs", "choices", "probs", "time")}
     for i in range(cfg.iterations):
         fqe.lr.fill_(cfg.lr * (1 - i / cfg.iterations))
         index = begins[torch.randint(len(begins), (cfg.updates * cfg.batch_size,), generator=generator, device=device)]
         batch = tree.take(own, index)
-        if i < cfg.iterations // 4:
+        if i < cfg.iterations // 4 or "weight" in rows:
             targets = (batch["followed"] / fqe.unit).expand(cfg.folds, -1)
         else:
             targets = fqe.backup(batch | {"next": tree.take(following, index + 1)})

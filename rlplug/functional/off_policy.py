@@ -17,6 +17,8 @@ from statistics import NormalDist
 import torch
 from torch import Tensor
 
+from rlplug.functional.returns import reverse_scan
+
 IMPOSSIBLE = -1e30
 """log-weights below this are those of weight 0; ``nn.Categorical`` has the lowest finite number instead of -inf"""
 
@@ -101,6 +103,23 @@ def doubly_robust(
     else:
         terms = log_weight.exp() * error + before.exp() * value
     return _discounted(terms, gamma).sum(0)
+
+
+def regression(reward: Tensor, log_weight: Tensor, valid: Tensor, gamma: float) -> tuple[Tensor, Tensor]:
+    """Return targets and weights for a regression of action values: Farajtabar et al. 2018 (arXiv:1802.03493).
+
+    The target of row ``t`` is ``sum_{t' >= t} gamma^(t'-t) rho_{t+1:t'} r_t'``, an unbiased estimate of the evaluated
+    policy's ``Q(s_t, a_t)``; its weight is ``gamma^t rho_{0:t}``, divided by the mean over valid rows.
+
+    Args: see ``importance_sampling``.
+
+    Returns:
+        ``[T, B]`` each.
+    """
+    ratio = torch.cat((log_weight[1:] - log_weight[:-1], torch.full_like(log_weight[:1], -torch.inf))).exp()
+    weight = torch.where(valid, _discounted((log_weight - log_weight.max()).exp(), gamma), 0.0)
+    mean = weight.sum() / valid.sum()
+    return reverse_scan(gamma * ratio, torch.where(valid, reward, 0.0)), weight / mean
 
 
 def effective_sample_size(log_weight: Tensor) -> Tensor:

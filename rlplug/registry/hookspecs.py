@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from rlplug.api import Job, Losses, Run, Segment
     from rlplug.types import Batch
 
-Kind = Literal["algo", "model", "buffer", "exploration", "env", "loop", "hardware", "logger", "curriculum"]
+Kind = Literal["algo", "model", "buffer", "exploration", "env", "loop", "hardware", "logger", "curriculum", "estimator"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
 hookspec = pluggy.HookspecMarker("rlplug")

@@ -22,12 +22,12 @@ from rlplug.context import EnvShard, recorded_keys
 from rlplug.data.recorder import digest, episode_files
 from rlplug.distributed.torch_setup import set_up_torch
 from rlplug.envs.spec_json import mismatch
-from rlplug.estimation.estimator import Estimator
+from rlplug.estimation.estimation import Estimation
 from rlplug.evaluation.evaluator import Evaluator
 from rlplug.registry.installed import check_installed
 from rlplug.types import ConfigError, Mode
 
-# keys that may change for an evaluation
+# keys that may change for an evaluation, and for an estimate
 EVALUABLE = (
     "eval.episodes",
     "eval.steps",
@@ -40,7 +40,7 @@ EVALUABLE = (
     "deterministic",
     "record",
 )
-ESTIMABLE = ("estimate", "estimate_model", "data", "seed", "hardware", "deterministic")  # and for an estimate
+ESTIMABLE = ("estimate", "estimator", "estimate_model", "data", "seed", "hardware", "deterministic")
 
 
 def evaluate(
@@ -113,7 +113,7 @@ def stage(path: str | Path, overrides: Sequence[str], tell: Callable[[str], None
 def estimate(
     path: str | Path, overrides: Sequence[str] = (), tell: Callable[[str], None] = warnings.warn
 ) -> dict[str, Any]:
-    """Estimate the return of a run's policy from recorded episodes; see ``estimation.Estimator``.
+    """Estimate the return of a run's policy from recorded episodes; see ``estimation.Estimation``.
 
     It needs neither the environment nor the run's hardware. The policy is that of mode ``explore``, without exploration
     modules.
@@ -137,7 +137,8 @@ def estimate(
     if (node := raw.get("estimate_model")) is not None:
         ctx.slots = {**ctx.slots, "estimate_model": choose("model", "estimate_model", node)}
     normalize, key = normalizer if normalizer.obs else None, "data.path" if asked else "estimate.path"
-    estimator = Estimator.reading(core, paths, key, algorithm, ctx, normalize, tell)
+    chosen = {name: choose("estimator", f"estimator.{name}", node) for name, node in raw["estimator"].items()}
+    estimator = Estimation.reading(core, paths, key, algorithm, ctx, chosen, normalize, tell)
     about = _about(checkpoint, core, len(estimator.lengths))
     about |= {"steps": estimator.recording.steps(), "confidence": core.estimate.confidence}
     return about | estimator.estimate(checkpoint.steps)

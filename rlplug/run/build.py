@@ -20,7 +20,7 @@ from rlplug.distributed.fabric import AnyFabric, fabric_of, shared_store
 from rlplug.distributed.torch_setup import set_up_torch
 from rlplug.envs.pictures import check_pictures
 from rlplug.envs.spec_json import require_equal
-from rlplug.estimation.estimator import estimator_of
+from rlplug.estimation.estimation import estimation_of
 from rlplug.evaluation.video import ALONE
 from rlplug.run import checks
 from rlplug.run.callbacks import Callbacks
@@ -84,7 +84,7 @@ def build(
         following = policy.ctx.schedules.following
         results.check_step_sizes(chosen.key, chosen.cfg, who, partial(learner.parts, who), following)
     identity = identity or placement.ranks.broadcast(uuid4().hex)  # equal on all ranks
-    estimator = estimator_of(config, policy.algorithm, policy.ctx, policy.normalize)
+    estimator = estimation_of(config, policy.algorithm, policy.ctx, policy.normalize)
     given = {slot for slot in config.models if slot != "model" and config.raw[slot] is not None}
     for slot in given - {slot for slot, _ in policy.ctx.built} if rank == 0 and estimator is None else ():
         said = f"{config.algo.name}, as it is set up, builds no network from this slot; leave it out"

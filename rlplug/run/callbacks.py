@@ -20,7 +20,7 @@ from rlplug.data.recorder import RunRecorder, episode_files
 from rlplug.distributed.rng import global_state, load_global_state
 from rlplug.envs.checking import checked
 from rlplug.envs.spec_json import from_json, mismatch, to_json
-from rlplug.estimation.estimator import Estimator
+from rlplug.estimation.estimation import Estimation
 from rlplug.hooks import UserCallbacks
 from rlplug.limits import Stopping
 from rlplug.registry.discovery import unknown
@@ -36,7 +36,7 @@ METRIC_KEY = "curriculum.metric"
 class Callbacks:
     """Implementation of ``run.report()``: logs, evaluates and writes checkpoints when they are due."""
 
-    def __init__(self, policy: BehaviorPolicy, is_async: bool, estimator: Estimator | None, identity: str) -> None:
+    def __init__(self, policy: BehaviorPolicy, is_async: bool, estimator: Estimation | None, identity: str) -> None:
         self.identity = identity  # identity of the run, in its checkpoints and recorded files
         metric = policy.curriculum.metric if policy.curriculum else ""
         timed = metric.startswith("time/" if policy.config.eval.timeout_s is None else ("time/", "eval/"))

@@ -168,9 +168,8 @@ def note_resumed(
 
 def origins(config: RunConfig) -> dict[str, dict[str, str]]:
     """Return kind, name, distribution and version of every component, by its config key."""
-    chosen = [config.algo, config.env, config.buffer, config.loop, config.hardware]
-    chosen += [config.curriculum] if config.curriculum is not None else []
-    for several in (config.models, config.exploration, config.logger):
+    chosen = [config.algo, config.env, config.buffer, config.loop, config.hardware, *filter(None, [config.curriculum])]
+    for several in (config.models, config.exploration, config.logger, config.estimator):
         chosen += several.values()
     owned = [(part, registry.owner(part.kind, part.name)) for one in chosen for part in nested(one)]
     return {

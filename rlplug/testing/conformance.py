@@ -276,6 +276,9 @@ def _properties(kind: Kind, name: str, env: str | None, overrides: tuple[str, ..
             case = case_of((f"curriculum={option_of(kind, name)}", *words))
             yield "tasks", partial(_on, others.check_curriculum, case)
             yield "resumes", partial(_on, resume.check_resumes, case)
+        case "estimator":
+            for option in options(kind, name):
+                yield f"episodes-{option}", partial(others.check_estimator, option)
         case "hardware":
             yield "plan", partial(others.check_hardware, name)
     if kind == "env" and not env and registry.load("env", name).traits.playable:

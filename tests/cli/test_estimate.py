@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 import shlex
 import shutil
 from pathlib import Path
@@ -18,10 +19,12 @@ from rlplug.data.source import Reading
 from rlplug.results.evaluate import estimate, evaluate
 from rlplug.run.build import build
 from rlplug.run.launch import resume
+from rlplug.testing import conformance
 from rlplug.testing.comparing import compare_runs, differences_of_runs
 from rlplug.trainer.trainer import Trainer
 from rlplug.types import ConfigError
 from tests.checkpointing.runs import punctual
+from tests.installing import Install, manifest
 
 SMALL = Path(testing.__file__).parent / "cartpole.npz"  # without log-probabilities
 FEW = ("estimate.iterations=2", "estimate.updates=4", "estimate.batch_size=16")
@@ -60,13 +63,33 @@ def test_the_policy_that_played_is_worth_what_it_played(capsys: pytest.CaptureFi
 
 
 def test_a_table(capsys: pytest.CaptureFixture[str]):
-    words = ["data.path=[data]", "estimate.methods=[dm,step_wis]", "estimate.confidence=0.9"]
+    words = ["data.path=[data]", "estimator=[dm,step_wis]", "estimate.confidence=0.9"]
     assert main(["estimate", "run/checkpoints/best", *words]) == 0
     head, *_, size, empty, names, dm, wis = capsys.readouterr().out.splitlines()
     assert head.startswith("checkpoint  run/checkpoints/")
     assert size.startswith("effective   20.0 episodes")
     assert (empty, names) == ("", "method    estimate  90 % interval")
     assert (dm[:3], wis[:9]) == ("dm ", "step_wis ")
+
+
+def test_an_estimator_of_another_package(here: Path, install: Install):
+    """The one of the page. Nothing has a weight above 1, so it is step_is."""
+    page = (Path(rlplug.__file__).parents[1] / "docs" / "estimates.md").read_text()
+    (code,), (conf,) = (re.findall(rf"```{form}\n(.*?)```", page, re.DOTALL) for form in ("python", "yaml"))
+    given = ("estimator", "truncated", "rlplug_truncated.estimator:Truncated")
+    files = {"__init__.py": manifest(given, conf="rlplug_truncated.conf"), "estimator.py": code, "conf/__init__.py": ""}
+    files |= {"conf/estimator/truncated.yaml": conf}
+    install("rlplug-truncated", "rlplug_truncated", {f"rlplug_truncated/{path}": text for path, text in files.items()})
+    words = ["data.path=data", "estimator=[truncated,step_is]", "estimator.truncated.maximum=5"]
+    out = estimate(here / "run", words, print)
+    assert (
+        out["estimate/truncated"] == pytest.approx(out["estimate/step_is"]) == pytest.approx(out["estimate/behavior"])
+    )
+    out = estimate(here / "run", [*words[:2], "estimator.truncated.maximum=0.5"], print)
+    assert out["estimate/truncated"] == pytest.approx(out["estimate/behavior"] / 2)
+    with pytest.raises(ConfigError, match=r"^estimator\.truncated\.maximum: 0 .*greater than 0"):
+        estimate(here / "run", [*words[:2], "estimator.truncated.maximum=0"], print)
+    conformance.check_component("estimator", "truncated")
 
 
 DQN = ("algo=dqn", "env=cartpole", *QUIET, "total_steps=128", "buffer.capacity=128", "eval.every=0")
@@ -78,11 +101,11 @@ def test_dqn_samples_from_a_softmax_and_is_estimated(here: Path, capsys: pytest.
     assert main([*DQN, WARM, "algo.temperature=0.5", "exploration=[]", "hydra.run.dir=soft"]) == 0
     evaluate(here / "soft", ["eval.episodes=20", f"record.path={here / 'played'}"], print, "explore")
     methods = ["episode_is", "step_is", "episode_wis", "step_wis", "dm"]
-    out = estimate(here / "soft", ["data.path=played", f"estimate.methods=[{','.join(methods)}]"], print)
+    out = estimate(here / "soft", ["data.path=played", f"estimator=[{','.join(methods)}]"], print)
     for method in methods[:4]:
         assert out[f"estimate/{method}"] == pytest.approx(out["estimate/behavior"], rel=1e-4)
     assert main([*DQN, WARM, "hydra.run.dir=greedy"]) == 0
-    out = estimate(here / "greedy", ["data.path=played", f"estimate.methods=[{','.join(methods)}]"], print)
+    out = estimate(here / "greedy", ["data.path=played", f"estimator=[{','.join(methods)}]"], print)
     assert (out["estimate/episode_is"], out["estimate/effective_sample_size"]) == (0.0, 0.0)
     assert "estimate/episode_wis" not in out
     assert "estimate/dm" in out
@@ -109,7 +132,10 @@ BAD = {
     "estimate run": "data.path: is missing: estimates need recorded episodes, data.path=<folder>",
     "estimate run data.path=empty": "data.path: empty contains no file of episodes",
     "estimate run data.path=data eval.episodes=2": "eval.episodes: cannot be changed: an estimate can change only ",
-    "estimate run data.path=data estimate.methods=[ips]": "estimate.methods",
+    "estimate run data.path=data estimator=[ips]": "estimator: unknown option 'ips'; there are: dm, dr, episode_is, ",
+    "estimate run data.path=data estimator=[]": "estimator: none is chosen; choose some, as in estimator=[step_wis,dr]",
+    f"estimate run data.path={SMALL} estimator=[dm] estimate.model=q_regression": f"data.path: {SMALL} has no key "
+    "'logp', the behavior's log-probabilities, needed by estimate.model=q_regression; ",
     "estimate run estimate.path=nowhere": "estimate.path: nowhere does not exist",
     f"estimate run estimate.path={SMALL}": f"estimate.path: {SMALL} has no key 'logp'",
     "estimate run estimate.path=nowhere data.path=empty": "data.path: empty contains no file of episodes",
@@ -188,5 +214,5 @@ def test_a_recording_without_log_probabilities_is_told_or_refused(capsys: pytest
             build(compose([*BC, *words, f"estimate.path={path}"]), Path())
     with pytest.raises(ConfigError, match=r"estimate.with_eval: true needs recorded episodes"):
         build(compose(["algo=ppo", "env=cartpole", *QUIET, "estimate.with_eval=true"]), Path())
-    build(compose([*BC, *words, "estimate.methods=[dm]"]), Path()).close()
+    build(compose([*BC, *words, "estimator=[dm]"]), Path()).close()
     assert capsys.readouterr().err == ""

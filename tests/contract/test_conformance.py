@@ -362,7 +362,18 @@ def test_what_cannot_be_tried_is_a_check_that_says_why():
 
 def test_checks_of_one_distribution():
     kinds = {check.kind for check in conformance.checks("rlplug")}
-    assert kinds >= {"algo", "buffer", "env", "exploration", "hardware", "logger", "loop", "model", "curriculum"}
+    assert kinds >= {
+        "algo",
+        "buffer",
+        "env",
+        "exploration",
+        "hardware",
+        "logger",
+        "loop",
+        "model",
+        "curriculum",
+        "estimator",
+    }
     assert {check.name for check in conformance.checks("rlplug", kinds=["loop"])} == {
         "alternate",
         "async",

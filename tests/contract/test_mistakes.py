@@ -19,6 +19,7 @@ from rlplug.contract.members import BASES, DERIVED, Made, check_class, check_env
 from rlplug.envs.rows import actions_misfit
 from rlplug.plugins.buffer.replay import Replay
 from rlplug.plugins.curriculum.stages import Linear
+from rlplug.plugins.estimator.sampling import ImportanceSampling
 from rlplug.plugins.loop.alternate import Alternate
 from rlplug.registry import KINDS
 from rlplug.run import launch
@@ -185,6 +186,7 @@ SOUND_CLASSES = {
     "env": mistakes.Walk,
     "logger": mistakes.Logger,
     "curriculum": Linear,
+    "estimator": ImportanceSampling,
 }
 
 

@@ -45,6 +45,7 @@ QUERIES = {
     "curriculum": "curricula.html",
     "early stopping": "guide.html#stop-early",
     "offline rl": "data.html",
+    "off-policy evaluation": "estimates.html",
     "evaluate": "guide.html#evaluate-and-record-videos|first_run.html#use-the-policy",
     "record video": "guide.html#evaluate-and-record-videos",
     "plot": "compare.html",

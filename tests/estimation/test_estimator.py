@@ -14,7 +14,7 @@ from rlplug.config import compose
 from rlplug.config.schema import Estimate, typed
 from rlplug.data.recording import Recording
 from rlplug.data.source import Reading
-from rlplug.estimation.estimator import Estimator
+from rlplug.estimation.estimation import Estimation
 from rlplug.types import Batch, ConfigError, EnvSpec, RunError
 from tests.data.episodes import write_parquet
 
@@ -60,12 +60,14 @@ CHAIN = [[0], [0], [1, 0], [1, 1]]
 
 
 def estimator(
-    path: Path, rows: list[Batch], spec: EnvSpec = SPEC, algorithm=Biased, needs=None, **changes
-) -> Estimator:
+    path: Path, rows: list[Batch], spec: EnvSpec = SPEC, algorithm=Biased, needs=None, methods=METHODS, **changes
+) -> Estimation:
     write_parquet(path / "a.parquet", rows, spec)
     recording = Recording([str(path)], Reading(spec))
     ctx = testing.context(spec, overrides=["model.hidden=[16]"], needs=needs or Needs())
-    return Estimator(typed(Estimate, compose([]).raw["estimate"] | FAST | changes), recording, algorithm(ctx), ctx)
+    config = compose([f"estimator=[{','.join(methods)}]"])
+    cfg = typed(Estimate, config.raw["estimate"] | FAST | changes)
+    return Estimation(cfg, recording, algorithm(ctx), ctx, config.estimator)
 
 
 def test_importance_sampling_says_the_truth(tmp_path):
@@ -90,6 +92,14 @@ def test_fitted_action_values_are_those_of_the_chain(tmp_path):
         assert out[f"estimate/{method}"] == pytest.approx(1.376, abs=0.05)
     width = {method: out[f"estimate/{method}_high"] - out[f"estimate/{method}_low"] for method in ("step_is", "dr")}
     assert width["dr"] < width["step_is"] / 4
+
+
+def test_a_regression_of_action_values_on_the_chain(tmp_path):
+    """Weighted returns are those of the policy: V(0) = 1.376, as for the fitted values."""
+    made = estimator(tmp_path, [episode(actions) for actions in CHAIN * 25], model="q_regression")
+    out = made.estimate()
+    for method in ("dm", "dr", "wdr"):
+        assert out[f"estimate/{method}"] == pytest.approx(1.376, abs=0.05)
 
 
 def test_nothing_else_that_is_drawn_changes(tmp_path):
@@ -139,7 +149,7 @@ def test_actions_beyond_the_bounds(tmp_path):
     rows = [episode([1]) | {"action": action, "logp": np.zeros(2, np.float32)} for _ in range(3)]
     made = estimator(tmp_path, rows, spec, algorithm=Gaussian, methods=["step_is"])
     assert made.estimate()["estimate/step_is"] == pytest.approx(np.exp(-(1.5**2)))
-    with pytest.raises(ConfigError, match=r"data.path: .*a.parquet has actions beyond the bounds.*methods=\[dm\]"):
+    with pytest.raises(ConfigError, match=r"data.path: .*a.parquet has actions beyond the bounds.*estimator=\[dm\]"):
         estimator(tmp_path, rows, spec, methods=["step_is"]).estimate()
     estimator(tmp_path, rows, spec, methods=["dm"], iterations=1).estimate()
 
@@ -154,12 +164,51 @@ def without(key: str) -> list[Batch]:
 def test_log_probabilities_are_missing(tmp_path):
     with pytest.raises(ConfigError) as refused:
         estimator(tmp_path, without("logp"))
-    said = "no key 'logp', the behavior's log-probabilities, which episode_is, step_is"
+    said = "no key 'logp', the behavior's log-probabilities, needed by episode_is, step_is"
     assert str(refused.value).startswith(f"data.path: {tmp_path / 'a.parquet'} has ")
     assert said in str(refused.value)
-    assert str(refused.value).endswith("estimate.methods=[dm] does not need it")
+    assert str(refused.value).endswith("estimator=[dm] with estimate.model=fqe does not need it")
     out = estimator(tmp_path, without("logp"), methods=["dm"]).estimate()
     assert set(out) == {"estimate/dm", "estimate/dm_low", "estimate/dm_high", "estimate/behavior"}
+
+
+class Odd:
+    """A chosen estimator that reads some keys, and whose result has a shape."""
+
+    def __init__(self, reads: tuple[str, ...] = (), shape: int = 4) -> None:
+        self.keys, self.shape = reads, shape
+
+    def build(self, ctx: Any) -> "Odd":
+        return self
+
+    def reads(self, spec: EnvSpec) -> tuple[str, ...]:
+        return self.keys
+
+    def estimate(self, episodes: Batch, gamma: float) -> torch.Tensor:
+        return torch.ones(self.shape)
+
+
+def test_mistakes_of_an_estimator(tmp_path):
+    made = estimator(tmp_path, [episode(one) for one in CHAIN], methods=["dm"])
+    given = made.cfg, made.recording, made.algorithm, made.ctx
+    said = r"^estimator\.mine: reads 'weight', but episodes have log_weight, logp, target_logp, q, value, obs, action$"
+    with pytest.raises(ConfigError, match=said):
+        Estimation(*given, {"mine": Odd(("weight",))})
+    with pytest.raises(
+        RunError, match=r"Odd\.estimate returned a tensor of shape \[2\]; return one number per episode"
+    ):
+        Estimation(*given, {"mine": Odd(shape=2)}).estimate()
+
+
+def test_an_undefined_estimate_is_left_out(tmp_path):
+    class Undefined(Odd):
+        def estimate(self, episodes: Batch, gamma: float) -> torch.Tensor:
+            return torch.full((4,), torch.nan)
+
+    made = estimator(tmp_path, [episode(one) for one in CHAIN], methods=["dm"])
+    given = made.cfg, made.recording, made.algorithm, made.ctx
+    out = Estimation(*given, {"mine": Odd(), "undefined": Undefined()}).estimate()
+    assert set(out) == {"estimate/mine", "estimate/mine_low", "estimate/mine_high", "estimate/behavior"}
 
 
 REFUSED = {

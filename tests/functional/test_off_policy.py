@@ -14,6 +14,7 @@ from rlplug.functional.off_policy import (
     importance_sampling,
     log_weights,
     mean_interval,
+    regression,
     student_quantile,
     weighted_importance_sampling,
 )
@@ -124,6 +125,15 @@ def test_a_ratio_of_weights_that_are_all_0_is_undefined():
     assert importance_sampling(one, weights, one.bool(), 1.0).tolist() == [0.0, 0.0]
     assert weighted_importance_sampling(one, weights, one.bool(), 1.0).isnan().all()
     assert effective_sample_size(weights[0]).item() == 0.0
+
+
+def test_targets_and_weights_of_a_regression_by_hand():
+    """Two episodes with ratios (2, 0.5) and (0.5), and rewards 1: the first target has the ratio of the second step."""
+    ratio, valid = torch.tensor([[2.0, 0.5], [0.5, 1.0]]).double(), torch.tensor([[True, True], [True, False]])
+    target, weight = regression(valid.double(), ratio.log().cumsum(0), valid, 0.9)
+    assert_close(target, torch.tensor([[1.0 + 0.9 * 0.5, 1.0], [1.0, 0.0]]).double())
+    plain = torch.tensor([[2.0, 0.5], [0.9 * 2.0 * 0.5, 0.0]]).double()
+    assert_close(weight, plain / (plain.sum() / 3))
 
 
 def test_effective_sample_size():

@@ -30,6 +30,7 @@ GROUPS = (
     "hardware",
     "logger",
     "curriculum",
+    "estimator",
     "experiment",
     "tuned",
 )

@@ -10,17 +10,21 @@ from pathlib import Path
 from typing import Any
 
 import pluggy
+import torch
 
 from rlplug import tree
 from rlplug.api import Plan
 from rlplug.config import RunConfig, choose, compose
+from rlplug.estimation.estimation import KEYS
 from rlplug.registry import Events, load, tried_with
 from rlplug.run.launch import resume, train
 from rlplug.testing.checks.resume import check_resumes
 from rlplug.testing.checks.runs import CPU, Case, case_of, node_of, options, play, require
+from rlplug.testing.context import context, spec
 from rlplug.trainer.trainer import Trainer
 from rlplug.types import ConfigError
 
+COLUMNS = ("reward", "valid", *KEYS)  # keys of episodes
 STEPS, FEW_UPDATES = 2048, 32  # steps and updates of a whole run
 
 
@@ -115,6 +119,30 @@ def check_curriculum(case: Case) -> None:
             )
         if curriculum.metric:
             curriculum.read(0.0)
+
+
+def check_estimator(option: str) -> None:
+    """Check that it returns one number per episode, does not change the rows, and ignores rows without a step."""
+    chosen = choose("estimator", f"estimator.{option}", node_of("estimator", option))
+    ctx, draws = context(spec(2, 3)), torch.Generator().manual_seed(1)
+    estimator, keys = chosen.build(ctx), ("reward", "valid", *chosen.reads(ctx.spec))
+    require(not (unknown := {*keys} - {*COLUMNS}), f"reads {sorted(unknown)}, but episodes have {', '.join(COLUMNS)}")
+    valid = torch.arange(6).unsqueeze(1) < torch.tensor([6, 1, 3, 2, 5, 4, 6])
+    rows = {key: torch.where(valid, torch.randn(6, 7, generator=draws).double(), 0.0) for key in COLUMNS}
+    rows |= {"valid": valid, "obs": torch.randn(6, 7, 2, generator=draws), "action": torch.ones_like(valid).long()}
+    rows["log_weight"] = (0.1 * (rows["target_logp"] - rows["logp"])).cumsum(0)
+    longer = {key: torch.cat((x, torch.zeros_like(x[:2]))) for key, x in rows.items()}
+    longer["log_weight"][-2:] = rows["log_weight"][-1]
+    found = []
+    for episodes in (rows, rows, longer):
+        given = {key: episodes[key].clone() for key in keys}
+        found.append(estimator.estimate(given, 0.9))
+        changed = [key for key in keys if not torch.equal(given[key], episodes[key])]
+        require(not changed, f"estimate() changes {', '.join(changed)} of the episodes in place")
+    tensor = isinstance(found[0], torch.Tensor) and found[0].shape == (7,)
+    require(tensor, f"estimate() returns {tree.what(found[0])}: one number per episode, [7]")
+    require(torch.equal(found[0], found[1]), "estimate() returns other numbers for the same episodes")
+    require(torch.allclose(found[0], found[2]), "estimate() counts rows that are not valid")
 
 
 def check_hardware(name: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -15,8 +15,8 @@ from torch import Tensor
 
 from rlplug import tree
 from rlplug.agents.insight import has_density
-from rlplug.api import Algorithm
-from rlplug.config import Core, RunConfig
+from rlplug.api import Algorithm, Estimator
+from rlplug.config import Chosen, Core, RunConfig
 from rlplug.config.errors import Refusals, refuse
 from rlplug.config.schema import Estimate as Config
 from rlplug.context import EnvShard, RunContext
@@ -31,18 +31,20 @@ from rlplug.trainer.learner import RankLearner
 from rlplug.types import Batch, ConfigError, RunError
 
 STREAM = ("reward", "terminated", "truncated", "is_first", "valid")
-MODELED = ("dm", "dr", "wdr")  # methods with a model of action values
+WEIGHTS, VALUES = ("log_weight", "logp"), ("q", "value")  # what needs the dataset's logp, and what needs a model
+KEYS = (*WEIGHTS, "target_logp", *VALUES, "obs", "action")  # keys of episodes that an estimator may read
 AT_ONCE = 32  # episodes evaluated at a time
 ESTIMATION = 5  # separates the random draws of estimates from others of the run's seed
 
 
-class Estimator:
+class Estimation:
     """Estimates the return of an algorithm's policy in ``explore`` mode from recorded episodes.
 
     The whole dataset is in memory during an estimate.
 
     Args:
         recording: whole episodes, in the spaces of ``ctx``.
+        chosen: the estimators by name.
         normalize: maps observations to the policy's inputs; None: identity.
 
     Raises:
@@ -55,14 +57,18 @@ class Estimator:
         recording: Recording,
         algorithm: Algorithm,
         ctx: RunContext,
+        chosen: Mapping[str, Chosen],
         normalize: Callable[[Any], Any] | None = None,
     ) -> None:
         self.cfg, self.recording, self.algorithm, self.ctx, self.normalize = cfg, recording, algorithm, ctx, normalize
-        self.weighted = [method for method in cfg.methods if method != "dm"]
+        self.estimators: dict[str, Estimator] = {name: one.build(ctx) for name, one in chosen.items()}
+        self.reads = {name: one.reads(ctx.spec) for name, one in chosen.items()}
+        self.modeled = [name for name, keys in self.reads.items() if {*keys} & {*VALUES}]
+        self.weighted = [name for name, keys in self.reads.items() if {*keys} & {*WEIGHTS}]
+        self.weighted += ["estimate.model=q_regression"] * bool(self.modeled and cfg.model == "q_regression")
         extras = [key for key in ("action_mask", *ctx.needs.keys) if key in ctx.spec.extras]
         self.keys = ["obs", "action", *STREAM, *dict.fromkeys(extras), *["logp"] * bool(self.weighted)]
         self.lengths = torch.as_tensor(recording.lengths)
-        self.modeled = any(method in MODELED for method in cfg.methods)
         self.slot = "estimate_model" if "estimate_model" in ctx.slots else "critic_model"
         refuse(self._refusals())
 
@@ -70,18 +76,21 @@ class Estimator:
     def _refusals(self) -> Refusals:
         cfg, sources, key, n = self.cfg, self.recording.files, self.recording.reading.key, len(self.lengths)
         yield self.ctx.spec.has_agents, "env", "has several agents, but estimates support one"
+        yield not self.estimators, "estimator", "none is chosen; choose some, as in estimator=[step_wis,dr]"
+        for name, unknown in ((name, key) for name, keys in self.reads.items() for key in keys if key not in KEYS):
+            yield True, f"estimator.{name}", f"reads {unknown!r}, but episodes have {', '.join(KEYS)}"
         yield (not has_density(type(self.algorithm)), "algo", f"{type(self.algorithm).__name__} does not "
                "implement logp(), which estimates need")
         for name, source in ((name, source) for name in self.keys for source in sources):
             what, way = ("which the estimates read", "") if name != "logp" else (
-                f"the behavior's log-probabilities, which {', '.join(self.weighted)} need",
-                "; estimate.methods=[dm] does not need it")
+                f"the behavior's log-probabilities, needed by {', '.join(self.weighted)}",
+                "; estimator=[dm] with estimate.model=fqe does not need it")
             yield (name not in source.keys, key, f"{source.path} has no key {name!r}, {what}; "
                    f"it has {', '.join(sorted(source.keys))}{way}")
         yield n < 2, key, f"has {n} episode; an interval needs 2 or more"
         yield (self.modeled and self.ctx.slots[self.slot].cls.recurrent, self.slot, "has a recurrent state, but the "
-               "action values of dm, dr and wdr have none; use another network for them: "
-               "+model@estimate_model=mlp256, or estimate.methods of importance sampling only")
+               f"action values of {' and '.join(self.modeled)} have none; use another network for them: "
+               "+model@estimate_model=mlp256, or estimators of importance sampling only")
         yield (self.modeled and cfg.folds > n, "estimate.folds",
                f"{cfg.folds} folds, but there are {n} episodes; use fewer")
     # fmt: on
@@ -94,14 +103,15 @@ class Estimator:
         key: str,
         algorithm: Algorithm,
         ctx: RunContext,
+        chosen: Mapping[str, Chosen],
         normalize: Callable[[Any], Any] | None,
         tell: Callable[[str], None],
-    ) -> Estimator:
+    ) -> Estimation:
         """Open the episodes of the setting ``key``; ``tell`` is called with notes about reading them."""
         recording = Recording(paths, reading := Reading.by(core.data, ctx.spec, key))
         for note in reading.notes:
             tell(note)
-        return cls(core.estimate, recording, algorithm, ctx, normalize)
+        return cls(core.estimate, recording, algorithm, ctx, chosen, normalize)
 
     def estimate(self, number: int = 0) -> dict[str, float]:
         """Estimate with the current weights.
@@ -110,9 +120,9 @@ class Estimator:
             number: index of the estimate, which with the run's seed determines all random draws.
 
         Returns:
-            ``estimate/<method>``, and ``_low`` and ``_high``, the bounds of its interval; ``estimate/behavior``, the
-            mean return of the dataset; with importance weights, ``estimate/effective_sample_size``, in episodes.
-            Weighted methods are left out if all weights of a step are 0.
+            ``estimate/<name>`` of every estimator, and ``_low`` and ``_high``, the bounds of its interval, unless it
+            returns NaN; ``estimate/behavior``, the mean return of the dataset; with importance weights,
+            ``estimate/effective_sample_size``, in episodes.
 
         Raises:
             RunError: a log-probability or value is NaN.
@@ -123,31 +133,27 @@ class Estimator:
             rows = tree.cat([self._judged(every[begin : begin + AT_ONCE]) for begin in every[::AT_ONCE]])
             if not bool(rows.pop("truncated").any()):  # without a time limit, values do not depend on the step
                 rows["time"] = torch.zeros_like(rows["time"])
-            columns = {key: self._columns(rows[key].cpu()) for key in ("reward", "valid", "target", "behavior")}
-            reward, valid = columns["reward"].double(), columns["valid"]
-            returns = reverse_scan(torch.full_like(reward, cfg.gamma), torch.where(valid, reward, 0.0))
-            weights = off_policy.log_weights(columns["target"], columns["behavior"], valid)
-            q = value = torch.zeros_like(reward)
+            keys = {"reward", "valid", "logp", "target_logp"}.union(*self.reads.values()) & rows.keys()
+            out = {key: tree.map(lambda x: self._columns(x.cpu()), rows[key]) for key in keys}
+            valid = out["valid"]
+            reward = out["reward"] = torch.where(valid, out["reward"].double(), 0.0)
+            returns = reverse_scan(torch.full_like(reward, cfg.gamma), reward)
+            out["log_weight"] = off_policy.log_weights(out["target_logp"], out["logp"], valid)
             if self.modeled:
-                q, value = (self._columns(x) for x in self._model(rows, returns))
-        weighing = {"is": off_policy.importance_sampling, "wis": off_policy.weighted_importance_sampling}
-        out: dict[str, float] = {}
-        for method in cfg.methods:
-            each, _, kind = method.partition("_")
-            if kind:
-                values = weighing[kind](reward, weights, valid, cfg.gamma, per_step=each == "step")
-            elif method == "dm":
-                values = value[0]
-            else:
-                values = off_policy.doubly_robust(reward, q, value, weights, valid, cfg.gamma, weighted=method == "wdr")
-            if bool(values.isnan().any()):  # a ratio whose weights are all 0
-                continue
-            bounds = zip(("", "_low", "_high"), off_policy.mean_interval(values, cfg.confidence), strict=True)
-            out |= {f"estimate/{method}{end}": x.item() for end, x in bounds}
-        out["estimate/behavior"] = returns[0].mean().item()
+                out["q"], out["value"] = (self._columns(x) for x in self._model(rows, out, returns))
+        metrics: dict[str, float] = {}
+        for name, estimator in self.estimators.items():
+            values = estimator.estimate({key: out[key] for key in ("reward", "valid", *self.reads[name])}, cfg.gamma)
+            if values.shape != reward.shape[1:]:
+                said = f"returned {tree.what(values)}; return one number per episode, {[*reward.shape[1:]]}"
+                raise RunError(f"{type(estimator).__name__}.estimate {said}")
+            if not bool(values.isnan().any()):
+                bounds = zip(("", "_low", "_high"), off_policy.mean_interval(values, cfg.confidence), strict=True)
+                metrics |= {f"estimate/{name}{end}": x.item() for end, x in bounds}
+        metrics["estimate/behavior"] = returns[0].mean().item()
         if "logp" in self.keys:
-            out["estimate/effective_sample_size"] = off_policy.effective_sample_size(weights[-1]).item()
-        return out
+            metrics["estimate/effective_sample_size"] = off_policy.effective_sample_size(out["log_weight"][-1]).item()
+        return metrics
 
     def _judged(self, episodes: range) -> Batch:
         """Return the rows of some episodes, with log-probabilities and actions of the policy."""
@@ -176,7 +182,7 @@ class Estimator:
             raise RunError("the policy's log-probability of a recorded action is not a finite number")
         self._check_support(seen, target)
         rows = {key: batch[key] for key in ("action", "reward", "valid")} | choices
-        rows |= {"obs": seen["obs"], "target": target, "behavior": behavior}
+        rows |= {"obs": seen["obs"], "target_logp": target, "logp": behavior}
         rows |= {"truncated": batch["truncated"], "time": t / self.lengths.max()}
         rows["end"] = batch["terminated"] | batch["truncated"]
         return tree.map(lambda x: x.transpose(0, 1)[kept.T], rows)  # concatenated episodes
@@ -196,7 +202,7 @@ class Estimator:
                 within = self.algorithm.logp(seen | {"action": action.clamp(-1.0, 1.0)}).double()
             if torch.equal(within[beyond], target[beyond]):
                 said = f"{self._name} has actions beyond the bounds, as of a Gaussian, which this policy never takes"
-                way = "estimate.methods=[dm] takes them as they were executed"
+                way = "estimator=[dm] takes them as they were executed"
                 raise ConfigError(self.recording.reading.key, f"{said}; {way}")
 
     def _choices(self, seen: Batch) -> Batch:
@@ -220,20 +226,28 @@ class Estimator:
         choices = torch.stack(actions)
         return {"choices": choices, "probs": torch.full(choices.shape[:3], 1.0 / k, device=choices.device)}
 
-    def _model(self, rows: Batch, returns: Tensor) -> tuple[Tensor, Tensor]:
+    def _model(self, rows: Batch, columns: Batch, returns: Tensor) -> tuple[Tensor, Tensor]:
         """Fit action values; return those of the recorded actions and of the policy, each ``[rows]``.
 
         Episodes are randomly assigned to folds, and each is evaluated by the model that held it out.
 
         Args:
+            columns: reward and log-weights, ``[T, episodes]``.
             returns: return from every step on, ``[T, episodes]``.
         """
         draws, device = self.ctx.generators["eval"], self.ctx.device
         lot = torch.randperm(len(self.lengths), generator=draws, device=device) % self.cfg.folds
         rows["fold"] = lot.repeat_interleave(self.lengths.to(device) + 1)
         after = torch.arange(len(returns) + 1).unsqueeze(-1) <= self.lengths
-        rows["obs"] = tree.map(_standardized, rows["obs"])
-        rows["followed"] = torch.cat((returns, torch.zeros_like(returns[:1]))).T[after.T].float().to(device)
+
+        def in_rows(x: Tensor) -> Tensor:
+            return torch.cat((x, torch.zeros_like(x[:1]))).T[after.T].float().to(device)
+
+        rows["obs"], rows["followed"] = tree.map(_standardized, rows["obs"]), in_rows(returns)
+        if self.cfg.model == "q_regression":
+            reward, log_weight, valid = (columns[key] for key in ("reward", "log_weight", "valid"))
+            targets = off_policy.regression(reward, log_weight, valid, self.cfg.gamma)
+            rows["followed"], rows["weight"] = map(in_rows, targets)
         ctx = self.ctx.derive(optimizer=())  # steps by Adam, whatever the run's algorithm does
         fqe = FQE(self.cfg, ctx, self.slot, float(returns[0].abs().mean())).to(device)
         learner = RankLearner(fabric=OneProcess(device), ctx=ctx, algorithm=fqe, buffer=None)  # type: ignore[arg-type]
@@ -243,11 +257,11 @@ class Estimator:
         return q, value
 
     def _columns(self, x: Tensor) -> Tensor:
-        """Return ``x [rows]`` as ``[T, episodes]``, padded with zeros."""
-        out = x.new_zeros(len(self.lengths), int(self.lengths.max()) + 1)
+        """Return ``x [rows, ...]`` as ``[T, episodes, ...]``, padded with zeros."""
+        out = x.new_zeros(len(self.lengths), int(self.lengths.max()) + 1, *x.shape[1:])
         steps = torch.arange(out.shape[1])
         out[steps <= self.lengths.unsqueeze(-1)] = x
-        return out.T[:-1]
+        return out.transpose(0, 1)[:-1]
 
     @property
     def _name(self) -> str:
@@ -268,16 +282,16 @@ class Estimator:
             load_global_state(everywhere, self.ctx.device)
 
 
-def estimator_of(
+def estimation_of(
     config: RunConfig, algorithm: Algorithm, ctx: RunContext, normalize: Callable[[Any], Any] | None
-) -> Estimator | None:
-    """Return a run's estimator on its recorded episodes; None: estimates are off, or this is another rank.
+) -> Estimation | None:
+    """Return a run's estimation on its recorded episodes; None: estimates are off, or this is another rank.
 
     Raises:
         ConfigError: estimates are requested but impossible.
     """
     cfg, playable = config.estimate, config.env.cls.traits.playable
-    if ctx.rank or cfg.with_eval is False or (cfg.with_eval is None and playable):
+    if ctx.rank or cfg.with_eval is False or (cfg.with_eval is None and (playable or not config.estimator)):
         return None
     if (paths := cfg.path or config.data.path) is None:
         raise ConfigError("estimate.with_eval", "true needs recorded episodes: estimate.path=<folder>")
@@ -285,7 +299,7 @@ def estimator_of(
     said = partial(print, "rlplug:", file=sys.stderr, flush=True)
     tell = said if cfg.path else lambda note: None  # notes on data.path are printed elsewhere
     try:
-        return Estimator.reading(config, paths, key, algorithm, ctx, normalize, tell)
+        return Estimation.reading(config, paths, key, algorithm, ctx, config.estimator, normalize, tell)
     except ConfigError as error:
         if cfg.with_eval:
             raise

@@ -1,0 +1,1 @@
+"""Built-in estimators of off-policy evaluation."""
