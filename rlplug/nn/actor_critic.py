@@ -37,6 +37,14 @@ class Policy(Module):
         carry = self.torso.initial_carry(n)
         return {"policy": carry} if carry else {}
 
+    def parts(self, lr: Tensor, critic_lr: Tensor | None) -> dict[str, tuple[Sequence[Tensor], Tensor]]:
+        """Return the parameters, ``[...]``, and the step size of the optimizer ``policy``."""
+        return {"policy": ([*self.parameters()], lr)}
+
+    def values(self, rows: Batch, carry: Batch) -> Tensor:
+        """Return the value ``[...]`` of every row, which a policy by itself does not have."""
+        raise NotImplementedError("this policy has no value function")
+
     def dist(self, rows: Batch, carry: Batch) -> tuple[Distribution, Batch]:
         """Return the distribution of every row's action, and the carry after the last row.
 
@@ -149,3 +157,11 @@ class ActorCritic(Policy):
         if self.value_torso is not None and "value" in carry:
             after["value"] = self.value_torso(rows["obs"], carry["value"], rows.get("is_first"))[1]
         return dist, after
+
+
+def require_critic(used: bool, lambda_: float, critic_lr: object | None) -> None:
+    """Raise ``ConfigError`` if a setting needs the value that ``algo.use_critic=false`` leaves out."""
+    if not used and lambda_ != 1.0:
+        raise ConfigError("algo.lambda_", f"{lambda_:g} weights values, but algo.use_critic=false has none; use 1")
+    if not used and critic_lr is not None:
+        raise ConfigError("algo.critic_lr", "is the step size of a value, but algo.use_critic=false has none; use null")

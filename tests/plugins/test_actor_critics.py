@@ -166,3 +166,48 @@ def test_rows_without_the_log_probabilities_of_who_acted_are_refused(name, what)
     del batch["logp"]
     with pytest.raises(ConfigError, match=rf"buffer: gives rows without logp.*{what} by; collect them with"):
         algorithm.prepare(batch)
+
+
+# ---- without a value -------------------------------------------------------------------------------------------------
+
+BARE = {"use_critic": False, "lambda_": 1.0}
+
+
+@pytest.mark.parametrize("name", ["a2c", "ppo"])
+@pytest.mark.parametrize("overrides", [[], LSTM], ids=["mlp", "lstm"])
+def test_without_a_critic_advantages_are_discounted_returns(name, overrides):
+    whole = {"max_seq_len": T} if name == "ppo" else {}
+    algorithm = make(name, overrides=overrides, gamma=0.9, **BARE, **whole)
+    assert not [name for name, _ in algorithm.named_parameters() if "value" in name]
+    assert algorithm.optimizers().keys() == {"policy"}
+    batch = segment(algorithm)
+    expected = torch.zeros(T, B)
+    for b in range(B):
+        ret = 0.0
+        for t in reversed(range(T)):  # an episode that is open at the end, and one that is truncated, end with 0
+            ret = (
+                float(batch["reward"][t, b]) + 0.9 * ret * bool(batch["valid"][t + 1, b])
+                if batch["valid"][t, b]
+                else 0.0
+            )
+            expected[t, b] = ret
+    valid = batch["valid"][:-1]
+    if name == "ppo":
+        batch = algorithm.prepare(batch)
+        assert_close(batch["advantage"][:T][valid], expected[valid])
+    losses = algorithm.forward(batch, ["policy"])
+    assert losses.terms.keys() <= {"policy", "entropy"}
+    if name == "a2c":
+        assert_close(losses.metrics["advantage"][:T][valid], expected[valid])
+    with pytest.raises(NotImplementedError, match="no value function"):
+        algorithm.values(segment(algorithm))
+
+
+@pytest.mark.parametrize("name", ["a2c", "ppo"])
+def test_settings_that_need_the_critic_are_refused(name):
+    with pytest.raises(
+        ConfigError, match=r"^algo\.lambda_: 0\.9 weights values, but algo\.use_critic=false has none; use 1"
+    ):
+        make(name, use_critic=False, lambda_=0.9)
+    with pytest.raises(ConfigError, match=r"^algo\.critic_lr: is the step size of a value, but algo\.use_critic=false"):
+        make(name, critic_lr=0.1, **BARE)

@@ -16,7 +16,8 @@ from torch import Tensor
 from rlplug.api import Algorithm, Clip, Context, Losses, Needs, Optim, Window
 from rlplug.functional.returns import gae
 from rlplug.functional.sequences import carry_before
-from rlplug.nn import ActorCritic, Distribution, adam_or_rmsprop
+from rlplug.nn import ActorCritic, Distribution, Policy, adam_or_rmsprop
+from rlplug.nn.actor_critic import require_critic
 from rlplug.settings import NonNegativeFloat, PolicyOptions, PositiveFloat, Scheduled, UnitFloat, option, settings
 from rlplug.types import Batch, EnvSpec, Mode
 
@@ -35,6 +36,7 @@ class A2C(Algorithm):
         decay: UnitFloat = option("RMSProp: decay of the mean of squared gradients.")
         vf_loss_coeff: Scheduled[NonNegativeFloat] = option("Weight of the value loss.")
         vf_share_layers: bool = option("Share the torso of policy and value.")
+        use_critic: bool = option("Learn a value; false: advantages are discounted returns, with lambda_=1.")
         entropy_coeff: Scheduled[NonNegativeFloat] = option("Weight of the entropy bonus.")
         grad_clip: PositiveFloat | None = option("Gradient clipping threshold; null: off.")
         grad_clip_by: Clip = option("value, norm (per tensor) or global_norm.")
@@ -42,6 +44,7 @@ class A2C(Algorithm):
     @classmethod
     def needs(cls, cfg: Config, spec: EnvSpec) -> Needs:
         spec.single_agent  # noqa: B018  raises for several agents
+        require_critic(cfg.use_critic, cfg.lambda_, cfg.critic_lr)
         return Needs(data="rollout", keys=("obs", "action", "action_mask"))
 
     @classmethod
@@ -51,7 +54,10 @@ class A2C(Algorithm):
     def __init__(self, cfg: Config, ctx: Context) -> None:
         super().__init__()
         self.cfg, self.ctx = cfg, ctx
-        self.net = ActorCritic.of_run(ctx, cfg.vf_share_layers, cfg)
+        if cfg.use_critic:
+            self.net: Policy = ActorCritic.of_run(ctx, cfg.vf_share_layers, cfg)
+        else:
+            self.net = Policy(ctx.build("model", ctx.spec.single_agent.obs), ctx.spec.single_agent.action, cfg)
         self.lr = ctx.schedule(cfg.lr)
         self.critic_lr = None if cfg.critic_lr is None else ctx.schedule(cfg.critic_lr)
         self.vf_loss_coeff, self.entropy_coeff = ctx.schedule(cfg.vf_loss_coeff), ctx.schedule(cfg.entropy_coeff)
@@ -70,7 +76,7 @@ class A2C(Algorithm):
         return self.net.act(step, carry, mode, self.ctx)
 
     def distribution(self, batch: Batch) -> Distribution:
-        return self.net(batch, carry_before(batch))[0]
+        return self.net.dist(batch, carry_before(batch))[0]
 
     def values(self, batch: Batch) -> Tensor:
         return self.net.values(batch, carry_before(batch))
@@ -78,14 +84,16 @@ class A2C(Algorithm):
     def forward(self, batch: Batch, parts: Sequence[str]) -> Losses:
         """Compute the losses of algorithm S3: the policy's, with its entropy bonus, and the value's."""
         cfg = self.cfg
-        dist, value = self.net(batch, carry_before(batch))
+        if cfg.use_critic:
+            dist, value = self.net(batch, carry_before(batch))
+        else:
+            dist, value = self.distribution(batch), torch.zeros_like(batch["reward"])
         with torch.no_grad():
             rows = batch["reward"], value, batch["terminated"], batch["valid"]
             advantage, returns = gae(*rows, cfg.gamma, cfg.lambda_)
-        terms = {
-            "policy": -dist.logp(batch["action"]) * advantage,
-            "value": self.vf_loss_coeff * (value - returns).square(),
-        }
+        terms = {"policy": -dist.logp(batch["action"]) * advantage}
+        if cfg.use_critic:
+            terms["value"] = self.vf_loss_coeff * (value - returns).square()
         entropy = dist.entropy()
         if cfg.entropy_coeff:
             terms["entropy"] = -self.entropy_coeff * entropy

@@ -12,7 +12,8 @@ from rlplug.api import Algorithm, Clip, Context, Learner, Losses, Needs, Optim, 
 from rlplug.functional.policy_gradient import adapt_kl_coeff, clipped_surrogate, clipped_value_loss
 from rlplug.functional.returns import gae
 from rlplug.functional.sequences import carry_before, chunks
-from rlplug.nn import ActorCritic, Adam, Distribution
+from rlplug.nn import ActorCritic, Adam, Distribution, Policy
+from rlplug.nn.actor_critic import require_critic
 from rlplug.settings import (
     NonNegativeFloat,
     PolicyOptions,
@@ -41,6 +42,7 @@ class PPO(Algorithm):
         vf_loss_coeff: Scheduled[NonNegativeFloat] = option("Weight of the value loss.")
         vf_clip_param: PositiveFloat | None = option("Clip of the change of the value prediction; null: unclipped.")
         vf_share_layers: bool = option("Share the torso of policy and value.")
+        use_critic: bool = option("Learn a value; false: advantages are discounted returns, with lambda_=1.")
         entropy_coeff: Scheduled[NonNegativeFloat] = option("Weight of the entropy bonus.")
         kl_coeff: NonNegativeFloat = option("Initial weight of the KL penalty; adapts to kl_target; 0: off.")
         kl_target: PositiveFloat = option("Target KL divergence.")
@@ -55,6 +57,7 @@ class PPO(Algorithm):
     @classmethod
     def needs(cls, cfg: Config, spec: EnvSpec) -> Needs:
         spec.single_agent  # noqa: B018  raises for several agents
+        require_critic(cfg.use_critic, cfg.lambda_, cfg.critic_lr)
         return Needs(data="rollout", keys=("obs", "action", "logp", "dist", "action_mask"))
 
     @classmethod
@@ -79,8 +82,11 @@ class PPO(Algorithm):
             )
         obs, action = ctx.spec.single_agent.obs, ctx.spec.single_agent.action
         torso = ctx.build("model", obs)
-        value_torso = None if cfg.vf_share_layers else ctx.build("critic_model", obs)
-        self.net = ActorCritic(torso, value_torso, action, cfg)
+        if cfg.use_critic:
+            value_torso = None if cfg.vf_share_layers else ctx.build("critic_model", obs)
+            self.net: Policy = ActorCritic(torso, value_torso, action, cfg)
+        else:
+            self.net = Policy(torso, action, cfg)
         if self.sequences and not self.initial_carry(1):
             raise ConfigError("critic_model", "has a recurrent state, but algo.vf_share_layers leaves it out")
         self.lr, self.clip_param = ctx.schedule(cfg.lr), ctx.schedule(cfg.clip_param)
@@ -111,7 +117,7 @@ class PPO(Algorithm):
 
         The weights are still those that acted, so one forward pass, or one unroll, gives all values of the rollout.
         """
-        value = self.values(batch)
+        value = self.values(batch) if self.cfg.use_critic else torch.zeros_like(batch["reward"])
         advantage, ret = gae(
             batch["reward"], value, batch["terminated"], batch["valid"], self.cfg.gamma, self.cfg.lambda_
         )
@@ -130,14 +136,13 @@ class PPO(Algorithm):
 
     def forward(self, batch: Batch, parts: Sequence[str]) -> Losses:
         """Compute equation 9, with the adaptive penalty of equation 8 if ``kl_coeff`` is on."""
-        dist, value = self.net(batch, carry_before(batch))
+        dist, value = self.net(batch, carry_before(batch)) if self.cfg.use_critic else (self.distribution(batch), None)
         logp = dist.logp(batch["action"])
         ratio = torch.exp(logp - batch["logp"])
-        terms = {
-            "policy": -clipped_surrogate(ratio, batch["advantage"], self.clip_param),
-            "value": self.vf_loss_coeff
-            * clipped_value_loss(value, batch["value"], batch["returns"], self.cfg.vf_clip_param),
-        }
+        terms = {"policy": -clipped_surrogate(ratio, batch["advantage"], self.clip_param)}
+        if value is not None:
+            error = clipped_value_loss(value, batch["value"], batch["returns"], self.cfg.vf_clip_param)
+            terms["value"] = self.vf_loss_coeff * error
         if self.cfg.entropy_coeff:
             terms["entropy"] = -self.entropy_coeff * dist.entropy()
         if self.cfg.kl_coeff:
