@@ -158,7 +158,7 @@ class Preprocess:
     scale_reward: PositiveFloat = option("Factor for the environment's rewards.")
     normalize_reward: bool = option("Divide rewards by the running standard deviation of the discounted return.")
     reward_gamma: UnitFloat = option("Discount of that return.")
-    clip_reward: Literal["sign"] | PositiveFloat | None = option("sign: -1, 0 or 1; a number: clip to +- this.")
+    clip_reward: Literal["sign"] | PositiveFloat | tuple[float, float] | None = option("sign; to +- this; [low, high].")
 
 
 def _compile(value: Any) -> Any:

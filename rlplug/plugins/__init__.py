@@ -172,6 +172,7 @@ def rlplug_components() -> list[Component]:
         Component("logger", "wandb", "rlplug.plugins.logger.wandb:WandB"),
         Component("loop", "alternate", "rlplug.plugins.loop.alternate:Alternate"),
         Component("loop", "async", "rlplug.plugins.loop.asynchronous:Async", ("algo=impala",)),
+        Component("loop", "episodes", "rlplug.plugins.loop.episodes:Episodes", ("loop.episodes=2", SHORT)),
         Component("loop", "meta", "rlplug.plugins.loop.meta:Meta", ("algo=maml", *GOALS)),
         Component("loop", "population", "rlplug.plugins.loop.population:Population", ("algo=es", *GENERATION)),
         Component("loop", "offline", "rlplug.plugins.loop.offline:Offline", ("algo=bc", SMALL_DATA)),

@@ -36,8 +36,9 @@ class Normalizer(nn.Module):
         self._opaque = {*KEYS, *spec.extras}  # values of these keys are not nested batches
         self.cfg, self.obs = cfg, SpaceMoments(group.obs if cfg.normalize_obs else Space(), cfg.clip_obs)
         if cfg.normalize_obs and not self.obs:
-            said = f"the observations contain no vector of numbers: {group.obs}"
-            raise ConfigError("preprocess.normalize_obs", said)
+            raise ConfigError("preprocess.normalize_obs", f"the observations contain no vector of numbers: {group.obs}")
+        if isinstance(clip := cfg.clip_reward, tuple) and clip[0] >= clip[1]:
+            raise ConfigError("preprocess.clip_reward", f"{[*clip]} has no range; the first should be below the second")
         self._changes = self.counts or cfg.scale_reward != 1.0 or cfg.clip_reward is not None
         self.reward = Moments() if cfg.normalize_reward else None
         self.register_buffer("returns", torch.zeros(num_envs) if cfg.normalize_reward else None)
@@ -77,8 +78,7 @@ class Normalizer(nn.Module):
         if self.reward is not None:
             reward, acted, first = (batch[key][:-1].to(self.returns.device) for key in ("reward", "valid", "is_first"))
             returns = torch.zeros_like(reward[0]) if segment.whole else self.returns[segment.columns]
-            scaled = self.cfg.scale_reward * reward
-            sums = discounted_sum(scaled, acted, returns, self.cfg.reward_gamma, first)
+            sums = discounted_sum(self.cfg.scale_reward * reward, acted, returns, self.cfg.reward_gamma, first)
             if not segment.whole:
                 returns.copy_(sums[-1])
             self.reward.add(sums.to(valid.device)[valid[:-1]], learner.gather)
@@ -97,10 +97,9 @@ class Normalizer(nn.Module):
             self.returns.copy_(state)
 
     def _reward(self, reward: Tensor) -> Tensor:
-        if self.cfg.scale_reward != 1.0:
-            reward = reward * self.cfg.scale_reward
+        reward, clip = reward * self.cfg.scale_reward, self.cfg.clip_reward
         if self.reward is not None:
             reward = reward * self.reward.scale().to(reward.device)
-        if self.cfg.clip_reward == "sign":
-            return reward.sign()
-        return reward if self.cfg.clip_reward is None else reward.clamp(-self.cfg.clip_reward, self.cfg.clip_reward)
+        if clip is None or clip == "sign":
+            return reward if clip is None else reward.sign()
+        return reward.clamp(*(clip if isinstance(clip, tuple) else (-clip, clip)))

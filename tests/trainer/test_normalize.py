@@ -124,6 +124,7 @@ def test_rewards_are_divided_by_the_deviation_of_the_discounted_return():
         ({"scale_reward": 0.5}, [-2.0, 0.0, 0.25]),
         ({"clip_reward": "sign"}, [-1.0, 0.0, 1.0]),
         ({"clip_reward": 1.5}, [-1.5, 0.0, 0.5]),
+        ({"clip_reward": (-1.0, 0.25)}, [-1.0, 0.0, 0.25]),
         ({"scale_reward": 10.0, "clip_reward": 1.5}, [-1.5, 0.0, 1.5]),
     ],
     ids=str,
@@ -133,6 +134,19 @@ def test_rewards_are_scaled_and_clipped(changes, expected):
     batch = {"obs": torch.zeros(1, 3, 3), "reward": reward}
     assert made(**changes).normalized(batch)["reward"].tolist() == [expected]
     assert batch["reward"] is reward
+
+
+def test_bounds_of_rewards_without_a_range_are_refused():
+    with pytest.raises(
+        ConfigError, match=r"^preprocess\.clip_reward: \[1\.0, -1\.0\] has no range; the first should be"
+    ):
+        made(clip_reward=(1.0, -1.0))
+
+
+def test_presets_of_atari_clip_rewards_to_their_sign():
+    for env, expected in {"pong": "sign", "breakout": "sign", "atari": "sign", "cartpole": None}.items():
+        assert compose(["algo=dqn", f"env={env}"]).preprocess.clip_reward == expected
+    assert compose(["algo=dqn", "env=pong", "preprocess.clip_reward=null"]).preprocess.clip_reward is None
 
 
 def rows(n=2, **more):
