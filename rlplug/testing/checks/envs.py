@@ -40,8 +40,11 @@ def complete(name: str) -> list[str]:
 
 
 def is_complete(node: Mapping[str, Any]) -> bool:
-    """Return whether no value is missing, of which an id and an entry point replace each other."""
-    return MISSING not in node.values() and (node.get("id", "") is not None or node.get("entry_point") is not None)
+    """Return whether no value is missing; an id and an entry point, or files and spaces, replace each other."""
+    either = (("id", "entry_point"), ("path", "observation_space"))
+    return MISSING not in node.values() and all(
+        node.get(a, "") is not None or node.get(b) is not None for a, b in either
+    )
 
 
 def walk(env: VecEnv, seed: int, steps: int, actions: int = 0) -> Iterator[tuple[Batch, Any]]:
