@@ -80,8 +80,10 @@ def settings(cls: type[T]) -> type[T]:
 
 @settings
 class PolicyOptions:
-    """Options of policies for continuous actions, which a ``Config`` inherits and passes to ``nn.Policy``."""
+    """Options of the distribution of actions, which a ``Config`` inherits and passes to ``nn.Policy``."""
 
-    distribution: Literal["gaussian", "squashed_gaussian", "beta"] = option("Distribution of continuous actions.")
+    distribution: Literal["gaussian", "squashed_gaussian", "beta", "autoregressive"] = option(
+        "Distribution of continuous actions; autoregressive: of several choices, each given those before it."
+    )
     free_log_std: bool = option("Gaussian: one log standard deviation for all states; false: an output.")
     initial_log_std: float = option("Initial log standard deviation of Gaussian actions.")

@@ -2,6 +2,7 @@
 
 from rlplug.nn.actor_critic import ActorCritic, Policy
 from rlplug.nn.attention import GTrXL
+from rlplug.nn.autoregressive import Autoregressive
 from rlplug.nn.cnn import CNN, Pixels, ResidualCNN, is_image
 from rlplug.nn.critic import Critic, DiscreteCritic, FeatureCritic, InputCritic, constant, critic_for, frozen
 from rlplug.nn.distributions import (
@@ -15,6 +16,7 @@ from rlplug.nn.distributions import (
 )
 from rlplug.nn.ensemble import Ensemble
 from rlplug.nn.heads import (
+    AutoregressiveHead,
     BernoulliHead,
     BetaHead,
     CategoricalHead,
@@ -39,6 +41,8 @@ __all__ = [
     "Activation",
     "ActorCritic",
     "Adam",
+    "Autoregressive",
+    "AutoregressiveHead",
     "Bernoulli",
     "BernoulliHead",
     "Beta",

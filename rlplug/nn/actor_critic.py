@@ -8,6 +8,7 @@ from typing import Any
 from gymnasium import spaces
 from torch import Tensor
 
+from rlplug.nn.autoregressive import along
 from rlplug.nn.distributions import Distribution
 from rlplug.nn.heads import Options, head_for
 from rlplug.nn.mlp import Linear, precise
@@ -21,7 +22,7 @@ class Policy(Module):
     Args:
         torso: a model (``rlplug.api.Model``).
         action: the space of the actions.
-        options: of continuous actions; see ``head_for``.
+        options: of the distribution; see ``head_for``.
 
     Raises:
         ConfigError: the action space is not supported, or the options do not fit it.
@@ -49,11 +50,15 @@ class Policy(Module):
         """Return the distribution of every row's action, and the carry after the last row.
 
         Args:
-            rows: ``obs`` and, if present, ``action_mask`` and ``is_first``; ``[B, ...]`` or ``[T, B, ...]``.
+            rows: ``obs`` and, if present, ``action_mask``, ``is_first`` and ``action``, on which entropies and KL
+                divergences of an autoregressive policy depend; ``[B, ...]`` or ``[T, B, ...]``.
             carry: the state before the first row, shaped like ``initial_carry``.
         """
         features, after = self.torso(rows["obs"], carry.get("policy", {}), rows.get("is_first"))
-        return self.policy(features, rows.get("action_mask")), {"policy": after} if "policy" in carry else {}
+        return self._dist(features, rows), {"policy": after} if "policy" in carry else {}
+
+    def _dist(self, features: Tensor, rows: Batch) -> Distribution:
+        return along(self.policy(features, rows.get("action_mask")), rows.get("action"))
 
     def act(self, step: Batch, carry: Batch, mode: Mode, ctx: Any) -> tuple[Batch, Batch]:
         """Act on one row of every column: ``Algorithm.act``.
@@ -67,6 +72,7 @@ class Policy(Module):
             return {"action": dist.mode()}, carry
         dist = dist.uniform() if mode == "random" else dist
         action = dist.sample(self.policy.noise(ctx, len(step["is_first"])))
+        dist = along(dist, action)
         out: Batch = {"action": action}
         if "logp" in ctx.needs.stored:
             out["logp"] = dist.logp(action)
@@ -82,7 +88,7 @@ class ActorCritic(Policy):
         torso: the policy's model (``rlplug.api.Model``).
         value_torso: the value's model; None: share the policy's.
         action: the space of the actions.
-        options: of continuous actions; see ``head_for``.
+        options: of the distribution; see ``head_for``.
 
     Raises:
         ConfigError: the action space is not supported, or the options do not fit it.
@@ -102,7 +108,7 @@ class ActorCritic(Policy):
         Args:
             ctx: the run's ``rlplug.api.Context``: ``model`` is the policy's torso, ``critic_model`` the value's.
             shared: share the policy's torso with the value.
-            options: of continuous actions; see ``head_for``.
+            options: of the distribution; see ``head_for``.
 
         Raises:
             ConfigError: the action space is not supported, the options do not fit it, or the only recurrent torso would
@@ -138,11 +144,12 @@ class ActorCritic(Policy):
         """Return the distribution of every row's action and its value ``[...]``.
 
         Args:
-            rows: ``obs`` and, if present, ``action_mask`` and ``is_first``; ``[B, ...]`` or ``[T, B, ...]``.
+            rows: ``obs`` and, if present, ``action_mask``, ``is_first`` and ``action``, on which entropies and KL
+                divergences of an autoregressive policy depend; ``[B, ...]`` or ``[T, B, ...]``.
             carry: the state before the first row, shaped like ``initial_carry``.
         """
         features, _ = self.torso(rows["obs"], carry.get("policy", {}), rows.get("is_first"))
-        return self.policy(features, rows.get("action_mask")), self.values(rows, carry, features)
+        return self._dist(features, rows), self.values(rows, carry, features)
 
     def values(self, rows: Batch, carry: Batch, features: Tensor | None = None) -> Tensor:
         """Return the value ``[...]`` of every row; ``features``: those of the policy's torso, if already computed."""

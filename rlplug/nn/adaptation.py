@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.func import functional_call, vmap  # type: ignore[attr-defined]
 
 from rlplug.nn.actor_critic import Policy
+from rlplug.nn.autoregressive import along
 from rlplug.types import Batch, Weights
 
 ROWS = ("obs", "action", "dist", "action_mask")
@@ -21,6 +22,7 @@ class AdaptivePolicy(Policy):
         dist, _ = self.dist(rows, {})
         if "noise" in rows:
             action = dist.sample(rows["noise"])
+            dist = along(dist, action)
             return action, dist.logp(action), dist.params
         return dist.logp(rows["action"]), dist.kl_from(rows["dist"]), dist.entropy()
 

@@ -56,29 +56,32 @@ class Distribution(Protocol):
         ...
 
 
-def _event(x: Tensor, event: tuple[int, ...]) -> Tensor:
+def shaped(x: Tensor, event: tuple[int, ...]) -> Tensor:
     """Reshape ``[..., A]`` to ``[..., *event]``."""
     return x if len(event) == 1 else x.reshape(x.shape[:-1] + event)
 
 
-def _flat(x: Tensor, event: tuple[int, ...]) -> Tensor:
+def flattened(x: Tensor, event: tuple[int, ...]) -> Tensor:
     """Reshape ``[..., *event]`` to ``[..., A]``."""
     return x if len(event) == 1 else x.reshape(*x.shape[: x.ndim - len(event)], math.prod(event))
 
 
-def _log_softmax(logits: Tensor, mask: Tensor | None) -> Tensor:
+def masked(logits: Tensor, mask: Tensor | None) -> Tensor:
+    """Return ``logits [..., n]`` with the lowest number where ``mask [..., n]`` is False; None: unchanged."""
     # The lowest finite number, not -inf: probability exactly 0, and 0 * log(0) stays 0 with its gradient.
-    if mask is not None:
-        logits = logits.masked_fill(~mask, torch.finfo(logits.dtype).min)
-    return logits.log_softmax(-1)
+    return logits if mask is None else logits.masked_fill(~mask, torch.finfo(logits.dtype).min)
 
 
-def _allowed(log_probs: Tensor) -> Tensor:
-    """Return the choices that exist and are not masked: the others have the lowest logit."""
+def _log_softmax(logits: Tensor, mask: Tensor | None) -> Tensor:
+    return masked(logits, mask).log_softmax(-1)
+
+
+def is_allowed(log_probs: Tensor) -> Tensor:
+    """Return, ``[..., n]`` bool, the choices that exist and are not masked: the others have the lowest logit."""
     return log_probs > 0.5 * torch.finfo(log_probs.dtype).min
 
 
-def _inverse_cdf(logp: Tensor, u: Tensor) -> Tensor:
+def inverse_cdf(logp: Tensor, u: Tensor) -> Tensor:
     """Return the index ``[..., 1]`` of the category selected by uniform noise ``u [..., 1]``.
 
     Noise is scaled by the rounded total, so the result is in range and never has probability 0.
@@ -107,13 +110,13 @@ class Categorical:
 
     def sample(self, noise: Tensor) -> Tensor:
         """Return the action ``[...]`` int64 from uniform noise ``[..., 1]``."""
-        return _inverse_cdf(self.params, noise).squeeze(-1)
+        return inverse_cdf(self.params, noise).squeeze(-1)
 
     def mode(self) -> Tensor:
         return self.params.argmax(-1)
 
     def uniform(self) -> Categorical:
-        return Categorical(torch.zeros_like(self.params), _allowed(self.params))
+        return Categorical(torch.zeros_like(self.params), is_allowed(self.params))
 
     def logp(self, action: Tensor) -> Tensor:
         return self.params.gather(-1, action.unsqueeze(-1)).squeeze(-1)
@@ -145,7 +148,7 @@ class MultiCategorical:
     @property
     def allowed(self) -> Tensor:
         """Return the choices that exist and are not masked, ``[..., A, n]`` bool."""
-        return _allowed(self.log_probs)
+        return is_allowed(self.log_probs)
 
     def uniform(self) -> MultiCategorical:
         return MultiCategorical(torch.zeros_like(self.log_probs), self.allowed, self.event)
@@ -155,13 +158,13 @@ class MultiCategorical:
 
     def sample(self, noise: Tensor) -> Tensor:
         """Return the action ``[..., *event]`` int64 from uniform noise ``[..., A]``."""
-        return _event(_inverse_cdf(self.log_probs, noise.unsqueeze(-1)).squeeze(-1), self.event)
+        return shaped(inverse_cdf(self.log_probs, noise.unsqueeze(-1)).squeeze(-1), self.event)
 
     def mode(self) -> Tensor:
-        return _event(self.log_probs.argmax(-1), self.event)
+        return shaped(self.log_probs.argmax(-1), self.event)
 
     def logp(self, action: Tensor) -> Tensor:
-        index = _flat(action, self.event).unsqueeze(-1)
+        index = flattened(action, self.event).unsqueeze(-1)
         return self.log_probs.gather(-1, index).squeeze(-1).sum(-1)
 
     def entropy(self) -> Tensor:
@@ -187,16 +190,16 @@ class Bernoulli:
 
     def sample(self, noise: Tensor) -> Tensor:
         """Return the action ``[..., *event]`` int64 from uniform noise ``[..., A]``."""
-        return _event((noise < self.params.sigmoid()).long(), self.event)
+        return shaped((noise < self.params.sigmoid()).long(), self.event)
 
     def mode(self) -> Tensor:
-        return _event((self.params > 0).long(), self.event)
+        return shaped((self.params > 0).long(), self.event)
 
     def uniform(self) -> Bernoulli:
         return Bernoulli(torch.zeros_like(self.params), self.event)
 
     def logp(self, action: Tensor) -> Tensor:
-        return (_flat(action, self.event) * self.params - softplus(self.params)).sum(-1)
+        return (flattened(action, self.event) * self.params - softplus(self.params)).sum(-1)
 
     def entropy(self) -> Tensor:
         return (softplus(self.params) - self.params * self.params.sigmoid()).sum(-1)
@@ -227,17 +230,17 @@ class DiagGaussian:
 
     def sample(self, noise: Tensor) -> Tensor:
         """Return the action ``[..., *event]``, differentiable in the parameters, from normal noise ``[..., A]``."""
-        return _event(self._sample(noise), self.event)
+        return shaped(self._sample(noise), self.event)
 
     def mode(self) -> Tensor:
-        return _event(self.mean, self.event)
+        return shaped(self.mean, self.event)
 
     def uniform(self) -> Uniform:
         zeros = torch.zeros_like(self.mean)
         return Uniform(zeros, zeros, self.event)
 
     def logp(self, action: Tensor) -> Tensor:
-        return self._logp((_flat(action, self.event) - self.mean) * (-self.log_std).exp())
+        return self._logp((flattened(action, self.event) - self.mean) * (-self.log_std).exp())
 
     def entropy(self) -> Tensor:
         return (self.log_std.expand_as(self.mean) + (0.5 + HALF_LOG_2PI)).sum(-1)
@@ -265,20 +268,20 @@ class TanhGaussian(DiagGaussian):
     """
 
     def sample(self, noise: Tensor) -> Tensor:
-        return _event(self._sample(noise).tanh(), self.event)
+        return shaped(self._sample(noise).tanh(), self.event)
 
     def sample_and_logp(self, noise: Tensor) -> tuple[Tensor, Tensor]:
         """Return the action ``[..., *event]`` and its log-density ``[...]``, exact even if ``a`` rounds to 1."""
         u = self._sample(noise)
-        return _event(u.tanh(), self.event), self._logp(noise) - _log_tanh_slope(u).sum(-1)
+        return shaped(u.tanh(), self.event), self._logp(noise) - _log_tanh_slope(u).sum(-1)
 
     def mode(self) -> Tensor:
         """Return the median action ``[..., *event]``, that of the mean of ``u``; the density peaks elsewhere."""
-        return _event(self.mean.tanh(), self.event)
+        return shaped(self.mean.tanh(), self.event)
 
     def logp(self, action: Tensor) -> Tensor:
         """Return the log-density ``[...]`` of actions in [-1, 1], clipped to ``+- (1 - 1e-6)``."""
-        u = _flat(action, self.event).clamp(-INSIDE, INSIDE).atanh()
+        u = flattened(action, self.event).clamp(-INSIDE, INSIDE).atanh()
         return self._logp((u - self.mean) * (-self.log_std).exp()) - _log_tanh_slope(u).sum(-1)
 
     def entropy(self) -> Tensor:
@@ -293,7 +296,7 @@ class Uniform(DiagGaussian):
     """Independent uniform numbers in [-1, 1]: ``a = 2 Phi(u) - 1`` of independent standard normal ``u``."""
 
     def sample(self, noise: Tensor) -> Tensor:
-        return _event((noise * math.sqrt(0.5)).erf(), self.event)
+        return shaped((noise * math.sqrt(0.5)).erf(), self.event)
 
     def logp(self, action: Tensor) -> Tensor:
         """Return the log-density ``[...]`` of actions in [-1, 1]."""
@@ -343,18 +346,18 @@ class Beta:
         accepted = _normal_cdf(other) < (0.5 * z.square() + d * (1.0 - v + v.log())).exp()
         first = accepted.to(torch.uint8).argmax(-1, keepdim=True)
         g, h = (d * v.gather(-1, first)).squeeze(-1).unbind(-2)
-        return _event((g - h) / (g + h), self.event)
+        return shaped((g - h) / (g + h), self.event)
 
     def mode(self) -> Tensor:
         peak = (self.alpha - self.beta) / (self.alpha + self.beta - 2.0).clamp(min=1e-12)
-        return _event(peak, self.event)
+        return shaped(peak, self.event)
 
     def uniform(self) -> Beta:
         return Beta(torch.ones_like(self.alpha), torch.ones_like(self.beta), self.event)
 
     def logp(self, action: Tensor) -> Tensor:
         """Return the log-density ``[...]`` of actions in [-1, 1], clipped to ``+- (1 - 1e-6)``."""
-        a = _flat(action, self.event).clamp(-INSIDE, INSIDE)
+        a = flattened(action, self.event).clamp(-INSIDE, INSIDE)
         up, down = (0.5 * (1.0 + a)).log(), (0.5 * (1.0 - a)).log()
         return ((self.alpha - 1.0) * up + (self.beta - 1.0) * down - self._log_norm()).sum(-1)
 

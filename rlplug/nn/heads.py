@@ -11,6 +11,7 @@ from gymnasium import spaces
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
+from rlplug.nn.autoregressive import Autoregressive, Weights
 from rlplug.nn.distributions import (
     Bernoulli,
     Beta,
@@ -19,9 +20,11 @@ from rlplug.nn.distributions import (
     Distribution,
     MultiCategorical,
     TanhGaussian,
+    masked,
 )
 from rlplug.nn.mlp import Linear, precise
 from rlplug.nn.module import Module
+from rlplug.nn.spaces import choices_of
 from rlplug.types import ConfigError
 
 
@@ -37,7 +40,7 @@ class Options(Protocol):
     """The part of ``rlplug.settings.PolicyOptions`` that a head reads; see ``head_for``."""
 
     @property
-    def distribution(self) -> Literal["gaussian", "squashed_gaussian", "beta"]: ...
+    def distribution(self) -> Literal["gaussian", "squashed_gaussian", "beta", "autoregressive"]: ...
 
     @property
     def free_log_std(self) -> bool: ...
@@ -76,8 +79,8 @@ class CategoricalHead(Head):
         return Categorical(precise(self.linear, features), mask)
 
 
-class MultiCategoricalHead(Head):
-    """Independent choices among ``sizes``, laid out in ``event`` (flat if None)."""
+class _Choices(Head):
+    """Base of the heads of choices among ``sizes``, laid out in ``event`` (flat if None)."""
 
     noise_kind = "uniform"
 
@@ -97,13 +100,42 @@ class MultiCategoricalHead(Head):
         self.padded = not bool(exists.all())
         self.linear = Linear(features, exists.numel(), gain=gain)
 
+    def allowed(self, mask: Tensor | None) -> Tensor | None:
+        """Return the choices ``[..., A, n]`` that exist and that ``mask [..., sum(sizes)]`` allows; None: all."""
+        if mask is not None:
+            return mask[..., self.position] & self.exists
+        return self.exists if self.padded else None
+
+
+class MultiCategoricalHead(_Choices):
+    """Independent choices."""
+
     def forward(self, features: Tensor, mask: Tensor | None = None) -> MultiCategorical:
         """Return the distribution; ``mask [..., sum(sizes)]`` marks the allowed choices, factor by factor."""
         logits = precise(self.linear, features).unflatten(-1, self.exists.shape)
-        allowed = self.exists if self.padded else None
-        if mask is not None:
-            allowed = mask[..., self.position] & self.exists
-        return MultiCategorical(logits, allowed, self.event)
+        return MultiCategorical(logits, self.allowed(mask), self.event)
+
+
+class AutoregressiveHead(_Choices):
+    """Choices in order, each of which depends on those before; as many hidden units as ``features``.
+
+    At first they are nearly independent.
+    """
+
+    def __init__(
+        self, features: int, sizes: Sequence[int], event: tuple[int, ...] | None = None, gain: float | None = 0.01
+    ) -> None:
+        super().__init__(features, sizes, event, gain)
+        self.hidden = Linear(features, features, gain=1.0)
+        self.enter, self.leave = (nn.Parameter(torch.empty(len(sizes), self.n, features)) for _ in range(2))
+        for weights, size in ((self.enter, 1.0), (self.leave, 1.0 if gain is None else gain)):
+            for own in weights:
+                nn.init.orthogonal_(own, size)
+
+    def forward(self, features: Tensor, mask: Tensor | None = None) -> Autoregressive:
+        """Return the distribution; ``mask [..., sum(sizes)]`` marks the allowed choices, whatever those before are."""
+        base = masked(precise(self.linear, features).unflatten(-1, self.exists.shape), self.allowed(mask))
+        return Autoregressive(base, precise(self.hidden, features), Weights(self.enter, self.leave), self.event)
 
 
 class BernoulliHead(Head):
@@ -204,7 +236,8 @@ def head_for(
     Args:
         features: size of its input.
         gain: see ``Linear``. Small, so that the first policy is nearly uniform (Andrychowicz et al. 2021).
-        options: of continuous actions; None: Gaussian with a standard deviation of 1 that is the same in all states.
+        options: of the distribution; None: independent choices, or Gaussian numbers with a standard deviation of 1 that
+            is the same in all states.
 
     Raises:
         ConfigError: the space is none of Discrete, MultiDiscrete, MultiBinary and Box, or the options do not fit it.
@@ -212,10 +245,17 @@ def head_for(
     kind, free, log_std = "gaussian", True, 0.0
     if options is not None:
         kind, free, log_std = options.distribution, options.free_log_std, options.initial_log_std
+    if in_order := kind == "autoregressive":
+        if not isinstance(space, spaces.MultiDiscrete | spaces.MultiBinary):
+            said = f"autoregressive conditions several choices on each other, but actions are {space}"
+            raise ConfigError("algo.distribution", f"{said}; leave it out")
+        kind = "gaussian"
     changed = "distribution" if kind != "gaussian" else "" if free else "free_log_std"
     if changed and not isinstance(space, spaces.Box):
         raise ConfigError(f"algo.{changed}", f"applies to continuous actions, but they are {space}; leave it out")
     match space:
+        case spaces.MultiDiscrete() | spaces.MultiBinary() if in_order:
+            return AutoregressiveHead(features, choices_of(space) or (), space.shape, gain)
         case spaces.Discrete():
             return CategoricalHead(features, int(space.n), gain)
         case spaces.MultiDiscrete():

@@ -18,6 +18,7 @@ WORLD = "rlplug.testing.worlds:World-v0"
 RUN = ["env=gymnasium", f"env.id={WORLD}", "hardware=cpu", "logger.only=[]", "eval.every=0", "seed=1", "tuned=none"]
 RUN += ["model.hidden=[8]"]
 ROLLOUT = ["num_envs=2", "rollout_fragment_length=16", "algo.sgd_minibatch_size=16", "algo.num_sgd_iter=1"]
+IN_ORDER = ["total_steps=64", "algo.distribution=autoregressive"]
 REPLAY = ["train_batch_size=8", "num_steps_sampled_before_learning_starts=16", "total_steps=64"]
 
 
@@ -56,6 +57,12 @@ def test_an_environment_gets_its_own_actions(action, vectorization):
     ("algo", "action", "words"),
     [
         ("ppo", "dict", [*ROLLOUT, "total_steps=64"]),
+        (
+            "ppo",
+            "dict",
+            [*ROLLOUT, *IN_ORDER, "model=lstm", "model.hidden=8", "algo.max_seq_len=8", "algo.kl_coeff=0.2"],
+        ),
+        ("impala", "dict", ["num_envs=2", "rollout_fragment_length=16", "train_batch_size=32", *IN_ORDER]),
         ("ppo", "tuple", [*ROLLOUT, "total_steps=64"]),
         ("sac", "dict", REPLAY),
         ("dqn", "one", REPLAY),
@@ -79,11 +86,14 @@ def leaves(actions):
         yield from leaves(part) if isinstance(part, dict | tuple) else [part]
 
 
-@pytest.mark.parametrize("action", ["dict", "tuple", "one"])
-def test_an_export_has_the_parts_side_by_side(action, tmp_path):
+@pytest.mark.parametrize(
+    ("action", "words"),
+    [("dict", ["total_steps=64"]), ("dict", IN_ORDER), ("tuple", ["total_steps=64"]), ("one", ["total_steps=64"])],
+)
+def test_an_export_has_the_parts_side_by_side(action, words, tmp_path):
     """``export`` replays 40 recorded steps, and compares."""
     folder = tmp_path / "run"
-    rlplug.train(["algo=ppo", *RUN, f"+env.kwargs.action={action}", *ROLLOUT, "total_steps=64"], folder=folder)
+    rlplug.train(["algo=ppo", *RUN, f"+env.kwargs.action={action}", *ROLLOUT, *words], folder=folder)
     (found,) = [x for x in export(folder, "torch", tmp_path / "export", steps=40)["outputs"] if x["name"] == "action"]
     assert found["shape"] == ["batch", *INSIDE[action].shape]
     assert found["dtype"] == ("float32" if action == "tuple" else "int64")

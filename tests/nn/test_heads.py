@@ -192,6 +192,13 @@ WIDE = Box(-np.inf, np.inf, (2,), np.float32)
         (WIDE, options("beta"), "algo.distribution: beta needs bounded actions"),
         (WIDE, options("squashed_gaussian"), "algo.distribution: squashed_gaussian needs bounded actions"),
         (BOXES[0], options("beta", False), "algo.free_log_std: beta has no standard deviation"),
+        (
+            Discrete(3),
+            options("autoregressive"),
+            "algo.distribution: autoregressive conditions several choices on each",
+        ),
+        (BOXES[0], options("autoregressive"), "actions are Box(-1.0, 1.0, (2,), float32); leave it out"),
+        (MultiDiscrete([2, 3]), options("autoregressive", False), "algo.free_log_std: applies to continuous actions"),
     ],
 )
 def test_options_that_do_not_fit_the_actions_are_refused(space, chosen, said):
