@@ -110,7 +110,7 @@ class ActorPool:
     ) -> Iterator[tuple[Sequence[Job], Any]]:
         """Yield jobs that were played together, and the episodes of each, as they end; free actors take the next ones.
 
-        Actors receive no other requests meanwhile. The jobs of a failed actor are repeated.
+        Actors receive no other requests meanwhile. The jobs of a failed actor go to the next free one.
 
         Args:
             weights: returns the weights of ``version``, called if they are not the last broadcast ones.
@@ -124,8 +124,9 @@ class ActorPool:
         playing: dict[ActorHandle, list[Job]] = {}
         while waiting or playing:
             for handle in self.handles:
-                if handle.status is Status.LOST and handle in playing:
+                if handle.status in (Status.LOST, Status.RESTARTING) and handle in playing:
                     waiting.appendleft(playing.pop(handle))
+                    handle.requests.clear()
                 if handle.status is Status.IDLE and waiting:
                     playing[handle] = waiting.popleft()
                     handle.request(Request("play", (playing[handle], stored), statistics, version, acting))

@@ -92,6 +92,16 @@ def test_a_job_whose_actor_is_killed_is_played_again(capfd: pytest.CaptureFixtur
     assert "its process died" in capfd.readouterr().err
 
 
+@pytest.mark.usefixtures("cluster")
+def test_jobs_of_a_killed_actor_do_not_wait_for_its_restart():
+    words = (*PPO, *TWO, "hardware.actors.backoff_s=20")
+    with closing(build(compose([*words]), Path())) as trainer:
+        start(trainer)
+        processes()[0].kill()
+        assert {job.number for job, _ in trainer.play(JOBS)} == {job.number for job in JOBS}
+        assert len(processes()) == 1
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("cluster")
 def test_the_actors_that_are_left_play_all_jobs():
