@@ -1,12 +1,15 @@
-"""Measure the exploitability of self-play and of a league in rock-paper-scissors, and of a league in tic-tac-toe.
+"""Measure the exploitability of self-play and leagues in rock-paper-scissors, tic-tac-toe and Kuhn poker.
 
     python benchmarks/league.py [--steps 200000] [--variant weighted]
     python benchmarks/league.py --tictactoe 1,2,3
+    python benchmarks/league.py --kuhn 1,2,3
 
 The exploitability of a strategy is what a best response gains against it; it is 0 at the equilibrium. The first line
 writes ``docs/img/league.svg``. The second trains ``algo=league env=tictactoe`` with these seeds. Its greedy learner
 then plays both seats against perfect play, which draws among its best moves, and against a best response, which
-knows the learner's moves; both results are exact. They are kept in ``benchmarks/results/league.json``.
+knows the learner's moves; both results are exact. The third trains ``algo=league env=kuhn``, and measures NashConv,
+which is what both players together gain by best responses, with OpenSpiel: of the newest copy, and of the mean policy,
+which draws one of all copies for a game. All are kept in ``benchmarks/results/league.json``.
 """
 
 from __future__ import annotations
@@ -19,7 +22,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyspiel
 import torch
+from open_spiel.python import policy as openspiel_policy
+from open_spiel.python.algorithms import exploitability as exploitability_of_policies
 from torch import Tensor
 
 from rlplug import compose, load
@@ -28,6 +34,7 @@ from rlplug.envs.matrix_games import exploitability, rock_paper_scissors
 from rlplug.results import plot
 from rlplug.results.curves import Curve
 from rlplug.run import launch
+from rlplug.types import Batch
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "league.json"
@@ -94,19 +101,47 @@ def games(team: Any) -> dict[str, float]:
     return found
 
 
+def nash_conv(team: Any) -> dict[str, float]:
+    """Return NashConv of Kuhn poker, of the newest copy and of the mean of all copies."""
+    game = pyspiel.load_game("kuhn_poker")
+    table = openspiel_policy.TabularPolicy(game)
+    seen = [(state.history(), state.information_state_tensor(state.current_player())) for state in table.states]
+    rows: Batch = {"obs": torch.tensor([tensor for _, tensor in seen])}
+    rows["action_mask"] = torch.ones(len(seen), 2, dtype=torch.bool)
+    bet = torch.ones(len(seen), dtype=torch.int64)
+    with torch.no_grad():
+        found = [copy.net.dist(rows, {})[0].logp(bet).exp().tolist() for copy in team.algorithm.pool.members]
+    bets = np.array(found)  # [copies, states]
+    reach = np.ones_like(bets)  # by the copy's own earlier move: whoever moves a second time has passed
+    for i, (history, _) in enumerate(seen):
+        if len(history) == 4:
+            reach[:, i] = 1.0 - bets[:, next(j for j, (h, _) in enumerate(seen) if len(h) == 2 and h[0] == history[0])]
+
+    def measured(chance: np.ndarray) -> float:
+        table.action_probability_array[:] = np.stack([1.0 - chance, chance], 1)
+        return float(exploitability_of_policies.nash_conv(game, table))
+
+    return {"newest": measured(bets[-1]), "mean": measured((reach * bets).sum(0) / reach.sum(0))}
+
+
+PAIRS = {"tictactoe": games, "kuhn": nash_conv}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=200_000)
     parser.add_argument("--variant", default="weighted")
-    parser.add_argument("--tictactoe", type=lambda text: [int(seed) for seed in text.split(",")])
+    for env in PAIRS:
+        parser.add_argument(f"--{env}", metavar="SEEDS", type=lambda text: [int(seed) for seed in text.split(",")])
     given = parser.parse_args()
     kept = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    if given.tictactoe:
-        for seed in given.tictactoe:
-            found = games(trained(["algo=league", "env=tictactoe", f"seed={seed}", "logger.only=[]", "hardware=cpu"]))
-            kept.setdefault("tictactoe", {})[f"seed {seed}"] = found
-            print(f"seed {seed} {found}")
-            RESULTS.write_text(json.dumps(kept, indent=2) + "\n")
+    pairs = [(env, seed) for env in PAIRS for seed in getattr(given, env) or ()]
+    for env, seed in pairs:
+        found = PAIRS[env](trained(["algo=league", f"env={env}", f"seed={seed}", "logger.only=[]", "hardware=cpu"]))
+        kept.setdefault(env, {})[f"seed {seed}"] = found
+        print(f"{env}, seed {seed}: {found}", flush=True)
+        RESULTS.write_text(json.dumps(kept, indent=2) + "\n")
+    if pairs:
         return
     payoff, found, curves = rock_paper_scissors(given.variant), dict[str, Any](), list[Curve]()
     for name, words in RUNS.items():

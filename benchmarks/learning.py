@@ -171,6 +171,7 @@ PROOFS = {
     "qmix_two_step": Proof("algo=qmix env=two_step", 8),
     "qmix_vdn_two_step": Proof("algo=qmix env=two_step algo.mixer=vdn", 7, blind=True),
     "qmix_spread_torch": Proof("algo=qmix env=spread_torch", -18),  # random: -27.4
+    **{f"{algo}_simple_spread": Proof(f"algo={algo} env=simple_spread", -18) for algo in ("qmix", "maddpg", "mappo")},
     "maddpg_spread_torch": Proof("algo=maddpg env=spread_torch", -18),
     "mappo_spread_torch": Proof("algo=mappo env=spread_torch", -18),
     "mappo_two_carts": Proof("algo=mappo env=two_carts", 450),  # of each of the two
@@ -181,6 +182,8 @@ PROOFS = {
     "cem_cartpole": Proof("algo=cem env=cartpole", 475),
     "ars_swimmer": Proof("algo=ars env=swimmer", 340),
     "mbmpo_pendulum_torch": Proof("algo=mbmpo env=pendulum_torch", -500),
+    "dreamerv3_cartpole": Proof("algo=dreamerv3 env=cartpole", 450),
+    "dreamerv3_frozenlake": Proof("algo=dreamerv3 env=frozenlake +env.kwargs.is_slippery=false", 1.0),
     "alphazero_sparse_cartpole": Proof("algo=alphazero env=sparse_cartpole", 450),
     "linucb_linear_bandit": Proof("algo=linucb env=linear_bandit", 57, blind=True),  # 58.18 is the optimum
     "lints_linear_bandit": Proof("algo=lints env=linear_bandit", 57, blind=True),
