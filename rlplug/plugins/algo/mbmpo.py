@@ -17,7 +17,16 @@ from rlplug.functional.meta import adapt_kl_coeffs, adapted, meta_objective, tas
 from rlplug.nn import Activation, Adam, Flatten
 from rlplug.nn.adaptation import AdaptivePolicy
 from rlplug.nn.dynamics import Dynamics
-from rlplug.settings import NonNegativeFloat, PolicyOptions, PositiveFloat, PositiveInt, UnitFloat, option, settings
+from rlplug.settings import (
+    NonNegativeFloat,
+    PolicyOptions,
+    PositiveFloat,
+    PositiveInt,
+    Scheduled,
+    UnitFloat,
+    option,
+    settings,
+)
 from rlplug.types import Batch, ConfigError, EnvSpec, Mode, Weights
 
 STARTS = 256
@@ -48,7 +57,7 @@ class MBMPO(Algorithm):
         first_order: bool = option("Treat the gradient of an adaptation as a constant.")
         gamma: UnitFloat = option("Discount factor.")
         lambda_: UnitFloat = option("GAE's lambda, over a linear baseline per network.")
-        lr: PositiveFloat = option("Adam's step size for the policy.")
+        lr: Scheduled[NonNegativeFloat] = option("Adam's step size for the policy.")
         maml_optimizer_steps: PositiveInt = option("Gradient steps of a meta-update, on the same episodes.")
         clip_param: NonNegativeFloat = option("Epsilon of the clipped surrogate, after the adaptation.")
         entropy_coeff: NonNegativeFloat = option("Weight of the entropy bonus, after the adaptation.")
@@ -68,6 +77,7 @@ class MBMPO(Algorithm):
     def __init__(self, cfg: Config, ctx: Context) -> None:
         super().__init__()
         self.cfg, self.ctx, group = cfg, ctx, ctx.spec.single_agent
+        self.lr = ctx.schedule(cfg.lr)
         self.policy = AdaptivePolicy(ctx.build("model", group.obs), group.action, cfg)
         self.flat, self.simulator, size = Flatten(group.action), ctx.simulator(), Flatten(group.obs).size
         net = cfg.fc_net_hiddens, cfg.fc_net_activation, cfg.ensemble_size, cfg.normalize_data
@@ -95,8 +105,9 @@ class MBMPO(Algorithm):
 
     def optimizers(self) -> dict[str, Optim]:
         dynamics = Adam(self.dynamics.parameters(), lr=self.cfg.dynamics_lr)
-        policy = Adam(self.policy.parameters(), lr=self.cfg.lr)
-        return {"dynamics": Optim(dynamics), "policy": Optim(policy, self.cfg.grad_clip, self.cfg.grad_clip_by)}
+        policy = Adam(self.policy.parameters(), lr=self.lr)
+        clip = self.cfg.grad_clip, self.cfg.grad_clip_by
+        return {"dynamics": Optim(dynamics), "policy": Optim(policy, *clip, lr=self.lr)}
 
     # ---- real episodes -----------------------------------------------------------------------------------------------
 
