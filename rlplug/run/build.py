@@ -16,6 +16,7 @@ from rlplug.config import RunConfig
 from rlplug.context import ResolvedRun
 from rlplug.contract import results
 from rlplug.data.collector import MixedCollector, open_recording
+from rlplug.distributed.collectives import Collectives
 from rlplug.distributed.fabric import AnyFabric, fabric_of, shared_store
 from rlplug.distributed.torch_setup import set_up_torch
 from rlplug.envs.pictures import check_pictures
@@ -26,8 +27,8 @@ from rlplug.run import checks
 from rlplug.run.callbacks import Callbacks
 from rlplug.run.resolve import resolve
 from rlplug.tracking import register
-from rlplug.trainer.collectives import Collectives, Placement
 from rlplug.trainer.learner import RankLearner
+from rlplug.trainer.placement import Placement
 from rlplug.trainer.policy import BehaviorPolicy
 from rlplug.trainer.trainer import Trainer
 from rlplug.types import ConfigError

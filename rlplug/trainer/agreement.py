@@ -6,7 +6,7 @@ import signal
 import sys
 from collections.abc import Callable
 
-from rlplug.trainer.collectives import Placement
+from rlplug.trainer.placement import Placement
 from rlplug.types import RunError
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)

@@ -14,8 +14,9 @@ from torch import Tensor
 from rlplug import tree
 from rlplug.api import Algorithm, Losses, Trainable
 from rlplug.context import RunContext
-from rlplug.trainer.collectives import Collectives
-from rlplug.trainer.minibatches import NO_LOSS, Total, all_reduced, forward, microbatches, total_loss
+from rlplug.distributed.collectives import Collectives
+from rlplug.functional.minibatches import microbatches
+from rlplug.trainer.losses import NO_LOSS, Total, all_reduced, forward, total_loss
 from rlplug.trainer.normalize import Normalizer
 from rlplug.types import Batch, ConfigError
 

@@ -14,13 +14,14 @@ from rlplug.api import Algorithm, Buffer, Exploration, Losses, Reduction, Segmen
 from rlplug.compiler.compiler import Compiler
 from rlplug.context import RunContext
 from rlplug.contract import results
+from rlplug.distributed.collectives import Collectives
 from rlplug.distributed.fabric import AnyFabric
 from rlplug.functional.curiosity import rewarded
-from rlplug.trainer.collectives import Collectives, Placement
+from rlplug.functional.minibatches import minibatches
 from rlplug.trainer.gradients import take_over
-from rlplug.trainer.minibatches import minibatches
 from rlplug.trainer.normalize import Normalizer
 from rlplug.trainer.optimizer import OptimizerState
+from rlplug.trainer.placement import Placement
 from rlplug.trainer.steps import MOST_UNREAD, GradientSteps, WholeUpdate
 from rlplug.types import Batch, Progress, Tree, Weights
 
@@ -174,8 +175,9 @@ class RankLearner:
     # ---- ranks ----------------------------------------------------------------------------------------------------
 
     def minibatches(self, batch: Batch, size: int, unit: Literal["row", "column"]) -> Iterator[Batch]:
-        ranks, same = self.placement.ranks, self.ctx.shard.replicated
-        return minibatches(batch, size, unit, self.ctx.generators["learner"], ranks, same)
+        ranks, generator = self.placement.ranks, self.ctx.generators["learner"]
+        counts = None if self.ctx.shard.replicated else ranks.counts
+        return minibatches(batch, size, unit, generator, ranks.rank, ranks.world_size, counts)
 
     def hold(self, same: bool) -> None:
         """Set whether later batches of the loop are the same on every rank (True) or parts of the whole (False)."""

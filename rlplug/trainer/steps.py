@@ -22,9 +22,10 @@ from rlplug.api import Losses, Trainable
 from rlplug.compiler.compiler import Compiler
 from rlplug.context import RunContext
 from rlplug.contract import results
+from rlplug.distributed.collectives import Collectives
+from rlplug.functional.minibatches import column_axis, microbatches
 from rlplug.nn.optim import Adam, LossScale, backward, replaced
-from rlplug.trainer.collectives import Collectives
-from rlplug.trainer.minibatches import NO_LOSS, Total, all_reduced, column_axis, forward, microbatches, total_loss
+from rlplug.trainer.losses import NO_LOSS, Total, all_reduced, forward, total_loss
 from rlplug.trainer.optimizer import GradientStep, OptimizerState, find_nonfinite
 from rlplug.types import Batch, Compile, Progress, RunError, Tree
 

@@ -16,7 +16,7 @@ from rlplug.run.build import build
 from rlplug.testing.checks.runs import play
 from rlplug.testing.rank_pool import ranks
 from rlplug.trainer.gradients import SegmentGradients, parts
-from rlplug.trainer.minibatches import total_loss
+from rlplug.trainer.losses import total_loss
 from rlplug.trainer.normalize import Normalizer
 from rlplug.types import ConfigError
 from tests.plugins import acting

@@ -15,12 +15,13 @@ from typing import Any
 import pytest
 
 from rlplug.cli import main
+from rlplug.distributed.collectives import Collectives
 from rlplug.distributed.fabric import one_rank
 from rlplug.run import launch
 from rlplug.run.launch import STOPPING
 from rlplug.testing.comparing import differences_of_runs
 from rlplug.trainer.agreement import Agreement
-from rlplug.trainer.collectives import Collectives, Placement
+from rlplug.trainer.placement import Placement
 from tests.tools.kill import Process, warm_up, with_defaults
 
 RUN = with_defaults(

@@ -9,12 +9,13 @@ from torch import nn
 from torch.func import functional_call
 
 from rlplug.api import Algorithm, Context, Losses, Optim, Trainable
+from rlplug.distributed.collectives import Collectives
 from rlplug.distributed.fabric import AnyFabric, one_rank
 from rlplug.testing.checks.runs import again
 from rlplug.testing.context import context
 from rlplug.testing.rank_pool import ranks
-from rlplug.trainer.collectives import Collectives, Placement
 from rlplug.trainer.learner import RankLearner
+from rlplug.trainer.placement import Placement
 from rlplug.types import Compile, ConfigError
 from tests.contract.worlds import gradients
 

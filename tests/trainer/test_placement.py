@@ -5,10 +5,11 @@ import signal
 import pytest
 import torch
 
+from rlplug.distributed.collectives import Collectives
 from rlplug.distributed.fabric import AnyFabric, one_rank
 from rlplug.testing.rank_pool import Ranks, ranks
 from rlplug.trainer.agreement import Agreement
-from rlplug.trainer.collectives import Collectives, Placement
+from rlplug.trainer.placement import Placement
 
 
 def held(fabric: AnyFabric, replicated: bool):

@@ -12,8 +12,8 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from rlplug import tree
 from rlplug.api import Trainable
+from rlplug.functional.minibatches import column_axis
 from rlplug.testing.checks.runs import flat, require
-from rlplug.trainer.minibatches import column_axis
 from rlplug.types import Batch
 
 
