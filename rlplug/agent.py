@@ -17,12 +17,12 @@ from rlplug.agents.insight import Insight, select_of
 from rlplug.agents.team import TeamRows
 from rlplug.api import Algorithm
 from rlplug.checkpointing.format import MISFITS, Checkpoint, find
+from rlplug.checkpointing.installed import check_installed
 from rlplug.config import Core, choose, migrate, typed
 from rlplug.config.schema import CORE, kind_of
 from rlplug.context import EnvShard, RunContext, needs_of
 from rlplug.envs.spaces import batched, execute, observe, take
 from rlplug.envs.spec_json import playable
-from rlplug.registry.installed import check_installed
 from rlplug.trainer.normalize import Normalizer
 from rlplug.trainer.optimizer import refuse_nan
 from rlplug.types import Batch, CheckpointError, ConfigError, Mode

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import attrgetter
@@ -17,7 +17,7 @@ from torch import Tensor
 from rlplug.api import Context, Goals, Loop, Needs, Plan, Simulator, Trainable, VecEnv
 from rlplug.contract import MisuseError
 from rlplug.contract.results import check_model
-from rlplug.functional.schedule import piecewise_linear
+from rlplug.functional.schedule import Schedules
 from rlplug.nn.ensemble import Ensemble
 from rlplug.registry.discovery import unknown
 from rlplug.types import ConfigError, EnvSpec, Role, Tree
@@ -101,34 +101,6 @@ class ResolvedRun:
         return RunContext(spec=self.spec, needs=self.needs, slots=config.models, **run, **tempo, **place)
 
 
-class Schedules:
-    """Schedules of a run, as 0-d tensors."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.device, self.step = device, 0
-        self._moving: list[tuple[Tensor, Sequence[tuple[float, float]]]] = []
-
-    def add(self, node: float | Sequence[tuple[float, float]]) -> Tensor:
-        points = [(0, node)] if isinstance(node, int | float) else node
-        value = torch.tensor(piecewise_linear(points, 0), device=self.device)
-        if len(points) > 1:
-            self._moving.append((value, points))
-        return value
-
-    def refresh(self, step: int) -> None:
-        """Set every schedule to its value at ``step``, in place."""
-        self.step = step
-        for value, points in self._moving:
-            value.fill_(piecewise_linear(points, step))
-
-    def moving(self) -> Iterator[Tensor]:
-        return (value for value, _ in self._moving)
-
-    def following(self, points: Sequence[tuple[float, float]]) -> list[Tensor]:
-        """Return the tensors of schedules with these points."""
-        return [value for value, own in self._moving if own == points]
-
-
 @dataclass
 class EnvShard:
     """Environments, out of ``num_envs``, to draw noise for at the moment; shared by all contexts of a run."""
@@ -164,9 +136,7 @@ class RunContext(Context):
         seed: int = 0,
         **values: Any,
     ) -> None:
-        assert values.keys() <= vars(RunContext).keys(), (
-            f"unknown: {', '.join(values.keys() - vars(RunContext).keys())}"
-        )
+        assert not (wrong := values.keys() - vars(RunContext).keys()), f"unknown: {', '.join(wrong)}"
         vars(self).update(values)
         self.beyond: list[str] = []  # observations out of bounds, reported once
         self.spec, self.needs, self.slots = spec, needs or Needs(), slots or {}
@@ -241,9 +211,8 @@ class RunContext(Context):
         return models[0] if len(models) == 1 else Ensemble(models)
 
     def simulator(self) -> Simulator:
-        found = self._offered(
-            "simulator", "has no simulator; env.simulator=copy or rlplug.envs.simulated may offer one"
-        )
+        lacks = "has no simulator; env.simulator=copy or rlplug.envs.simulated may offer one"
+        found = self._offered("simulator", lacks)
         self.built.add(("simulator", type(found)))
         return found
 
@@ -253,12 +222,9 @@ class RunContext(Context):
     def _offered(self, name: str, lacks: str) -> Any:
         """Return the result of the environment's method ``name``, called on a temporary instance."""
         if self.make_env is not None:
-            env = self.make_env(self.derive(shard=EnvShard("eval", 1, range(1)), agents=1))
-            try:
+            with closing(self.make_env(self.derive(shard=EnvShard("eval", 1, range(1)), agents=1))) as env:
                 if (offer := getattr(env.traits, name)) and (found := offer()) is not None:
                     return found
-            finally:
-                env.close()
         raise ConfigError("env", f"this environment {lacks}")
 
     def schedule(self, node: Any) -> Tensor:

@@ -19,6 +19,7 @@ from contextlib import suppress
 from email.parser import HeaderParser
 from functools import wraps
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -241,3 +242,29 @@ def _nodes(text: str) -> float:
         return count(yaml.compose(text, yaml.SafeLoader))
     except yaml.YAMLError:
         return 0  # the error is reported when the file is chosen
+
+
+def conf_folder(package: str) -> Path:
+    """Return the folder of YAML groups of a package named by ``rlplug_conf``.
+
+    It is the package itself if it is called ``conf``, with or without an ``__init__.py``; otherwise ``conf`` inside it
+    (an installed wheel) or next to it (a checkout with a top-level ``conf/``).
+
+    Raises:
+        FileNotFoundError: there is no such package or folder.
+    """
+    spec = find_spec(package)
+    for root in map(Path, (spec and spec.submodule_search_locations) or ()):
+        for folder in [root] if root.name == "conf" else [root / "conf", root.parent / "conf"]:
+            if folder.is_dir():
+                return folder
+    raise FileNotFoundError(f"rlplug_conf names {package!r}, which has no folder of YAML groups")
+
+
+def load_point(point: metadata.EntryPoint) -> Any:
+    """Import what an entry point names, unless the source of its module is too large."""
+    for name in itertools.accumulate(point.module.split("."), "{}.{}".format):
+        spec = find_spec(name)
+        if spec and (spec.origin or "").endswith(".py"):
+            check_size(Path(spec.origin or ""))
+    return point.load()

@@ -15,13 +15,13 @@ from rlplug.actors import copies
 from rlplug.api import Job, Plan
 from rlplug.buffer.episodes import OF_EPISODE
 from rlplug.checkpointing.serialize import copy_to_host
-from rlplug.collection.segment import on_host
 from rlplug.config import parse
 from rlplug.context import ResolvedRun
 from rlplug.distributed.rng import global_state, load_global_state, seed_global_from
 from rlplug.distributed.torch_setup import set_up_torch
+from rlplug.distributed.versions import check_same
 from rlplug.evaluation.evaluator import EVALUATION, Evaluator
-from rlplug.registry.installed import check_same
+from rlplug.collection.segment import on_host
 from rlplug.script import loads
 from rlplug.trainer.policy import TRAINING, BehaviorPolicy
 from rlplug.types import Batch, Mode, Tree

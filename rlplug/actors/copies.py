@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from rlplug import tree
+from rlplug.agents import changes_actions
 from rlplug.collection.acting import acting_state
-from rlplug.trainer.policy import BehaviorPolicy, changes_actions
+from rlplug.trainer.policy import BehaviorPolicy
 from rlplug.types import Tree
 
 

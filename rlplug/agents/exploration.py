@@ -96,3 +96,8 @@ def exploration_of(chosen: Any, ctx: Context) -> Exploration:
     if chosen.cls.knows_agents or not ctx.spec.has_agents:
         return chosen.build(ctx)
     return (GroupExploration if chosen.cls.perturb is Exploration.perturb else GroupNoise)(chosen, ctx)
+
+
+def changes_actions(extra: type[Exploration]) -> bool:
+    """Return whether modules of this class change actions, and not only rewards."""
+    return any(getattr(extra, what) is not getattr(Exploration, what) for what in ("perturb", "perturb_weights"))

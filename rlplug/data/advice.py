@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from rlplug import registry
+from rlplug.agents import changes_actions
 from rlplug.config import RunConfig, choose
 from rlplug.config.errors import Refusals
 from rlplug.context import ResolvedRun
-from rlplug.trainer.policy import changes_actions
 from rlplug.trainer.trainer import Trainer
 from rlplug.types import ConfigError, EnvSpec
 

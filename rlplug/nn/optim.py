@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import difflib
 import inspect
 import math
@@ -14,9 +15,9 @@ from torch.autograd import Variable
 from torch.compiler import is_compiling
 from torch.optim import SGD, Optimizer, RMSprop
 
-from rlplug import host
+from rlplug import host, tree
 from rlplug.nn.muon import Muon
-from rlplug.types import ConfigError
+from rlplug.types import ConfigError, Tree
 
 ROUNDING = 1e-5  # relative error of a norm in float32, with a margin
 LARGEST = 2.0**24  # the largest loss scale
@@ -384,3 +385,25 @@ def replaced(optimizer: Optimizer, name: str = "adam", options: Mapping[str, Any
         return made(groups, lr=groups[0]["lr"], **given)
     except (TypeError, ValueError) as error:
         raise ConfigError("optimizer_options", f"{name} refuses {dict(given)}: {error}") from error
+
+
+def load_checked(optimizer: Optimizer, state: Tree) -> None:
+    """Load the ``state_dict`` of an optimizer.
+
+    Raises:
+        ValueError: the state of a parameter has another structure than after a step.
+    """
+    like = _stepped(optimizer)
+    optimizer.load_state_dict(state)
+    updated = {i: own for i, own in optimizer.state_dict()["state"].items() if own != {}}
+    tree.check_like({i: like[i] for i in updated}, updated, "the state of an optimizer", exact=True)
+
+
+def _stepped(optimizer: Optimizer) -> Tree:
+    """Return the state of every parameter after a step of a copy."""
+    twin = object.__new__(type(optimizer))
+    vars(twin).update(copy.deepcopy(vars(optimizer)))  # ``deepcopy`` of an optimizer loses attributes
+    for p in [p for group in twin.param_groups for p in group["params"]]:
+        p.grad = torch.zeros_like(p)
+    twin.step()
+    return twin.state_dict()["state"]

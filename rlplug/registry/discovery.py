@@ -13,13 +13,12 @@ from dataclasses import dataclass, field, replace
 from difflib import SequenceMatcher
 from functools import cache, partial
 from importlib.metadata import EntryPoint
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import pluggy
 
-from rlplug.packages import Package, cause, check_size, extra_of, guarded, packages, yaml_files
+from rlplug.packages import Package, cause, conf_folder, extra_of, guarded, load_point, packages, yaml_files
 from rlplug.registry.hookspecs import KINDS, Component, Kind, Manifest
 from rlplug.types import ConfigError
 
@@ -184,37 +183,11 @@ def _nearest(name: str, known: Iterable[str]) -> str | None:
     return nearest if nearest and likeness(nearest) else None
 
 
-def conf_folder(package: str) -> Path:
-    """Return the folder of YAML groups of a package named by ``rlplug_conf``.
-
-    It is the package itself if it is called ``conf``, with or without an ``__init__.py``; otherwise ``conf`` inside it
-    (an installed wheel) or next to it (a checkout with a top-level ``conf/``).
-
-    Raises:
-        FileNotFoundError: there is no such package or folder.
-    """
-    spec = find_spec(package)
-    for root in map(Path, (spec and spec.submodule_search_locations) or ()):
-        for folder in [root] if root.name == "conf" else [root / "conf", root.parent / "conf"]:
-            if folder.is_dir():
-                return folder
-    raise FileNotFoundError(f"rlplug_conf names {package!r}, which has no folder of YAML groups")
-
-
-def _manifest(point: EntryPoint) -> Any:
-    """Import an entry point's manifest, unless its source is too large."""
-    for name in itertools.accumulate(point.module.split("."), "{}.{}".format):
-        spec = find_spec(name)
-        if spec and (spec.origin or "").endswith(".py"):
-            check_size(Path(spec.origin or ""))
-    return point.load()
-
-
 def _declared(package: Package, point: EntryPoint) -> Plugin:
     """Import one manifest and return its declarations."""
     manager = pluggy.PluginManager(GROUP)
     manager.add_hookspecs(Manifest)
-    manager.register(_manifest(point), name=point.name)
+    manager.register(load_point(point), name=point.name)
     manager.check_pending()
     components: dict[tuple[Kind, str], Component] = {}
     for component in itertools.islice(manager.hook.rlplug_components() or (), MOST + 1):

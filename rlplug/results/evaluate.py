@@ -16,6 +16,7 @@ import torch
 from rlplug.agent import adopt, core_of, restored
 from rlplug.api import Plan, VecEnv
 from rlplug.checkpointing.format import Checkpoint, find
+from rlplug.checkpointing.installed import check_installed
 from rlplug.config import Core, choose, migrate
 from rlplug.config.schema import eval_env
 from rlplug.context import EnvShard, recorded_keys
@@ -24,7 +25,6 @@ from rlplug.distributed.torch_setup import set_up_torch
 from rlplug.envs.spec_json import mismatch
 from rlplug.estimation.estimation import Estimation
 from rlplug.evaluation.evaluator import Evaluator
-from rlplug.registry.installed import check_installed
 from rlplug.types import ConfigError, Mode
 
 # keys that may change for an evaluation, and for an estimate

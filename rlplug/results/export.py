@@ -25,10 +25,10 @@ from rlplug.agent import load
 from rlplug.api import VecEnv
 from rlplug.checkpointing import atomic
 from rlplug.checkpointing.format import FOLDER, Checkpoint, find
+from rlplug.checkpointing.installed import check_installed
 from rlplug.config import choose, migrate
 from rlplug.context import EnvShard, RunContext
 from rlplug.envs.spec_json import mismatch
-from rlplug.registry.installed import check_installed
 from rlplug.results import export_replay
 from rlplug.results.export_policy import NEXT, Policy
 from rlplug.results.export_record import Record, record

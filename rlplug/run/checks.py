@@ -19,6 +19,7 @@ import torch
 from gymnasium.vector import AutoresetMode
 
 from rlplug import registry
+from rlplug.agents import changes_actions
 from rlplug.api import Buffer, Data, Exploration, Loop, Needs, Plan
 from rlplug.config import show
 from rlplug.config.errors import Refusals, refuse
@@ -26,7 +27,6 @@ from rlplug.context import ResolvedRun
 from rlplug.data import advice
 from rlplug.plan import require_room
 from rlplug.registry import Kind
-from rlplug.trainer.policy import changes_actions
 from rlplug.trainer.trainer import Trainer
 from rlplug.types import ConfigError
 

@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 
 from rlplug.api import Plan
 from rlplug.checkpointing.format import Checkpoint, checkpoints, find, tidy
+from rlplug.checkpointing.installed import check_installed
 from rlplug.collection.play import Stopped
 from rlplug.config import RunConfig, choose, migrate, parse, show
 from rlplug.config.errors import differences, told, value_at
@@ -22,9 +23,10 @@ from rlplug.distributed.keepalive import watch_ranks
 from rlplug.distributed.signals import handle_signals
 from rlplug.distributed.spawn import RankError, last_words, spawn_ranks
 from rlplug.distributed.torch_setup import denormals_flushed
+from rlplug.distributed.versions import check_same
 from rlplug.envs.silence import is_silent
 from rlplug.nn import remarks
-from rlplug.registry.installed import check_installed, check_same, installed
+from rlplug.registry.installed import installed
 from rlplug.run import checks, run_dir
 from rlplug.run.build import begin, build, start
 from rlplug.run.callbacks import restore

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -13,7 +12,7 @@ from torch import Tensor
 from rlplug import tree
 from rlplug.api import Optim, Trainable
 from rlplug.collection.nonfinite import kind
-from rlplug.nn.optim import clip, replaced
+from rlplug.nn.optim import clip, load_checked, replaced
 from rlplug.types import Tree
 
 
@@ -47,10 +46,8 @@ class OptimizerState:
 
     def load(self, state: Tree) -> None:
         refuse_nan(("the optimizer", leaf) for _, leaf in tree.items(state["optimizer"]))
-        self.calls, like = state["calls"], _stepped(self.optim.optimizer)
-        self.optim.optimizer.load_state_dict(state["optimizer"])
-        updated = {i: own for i, own in self.optim.optimizer.state_dict()["state"].items() if own != {}}
-        tree.check_like({i: like[i] for i in updated}, updated, "the state of an optimizer", exact=True)
+        self.calls = state["calls"]
+        load_checked(self.optim.optimizer, state["optimizer"])
         for group, own, saved in zip(self.optim.optimizer.param_groups, self._options, state["options"], strict=True):
             changed = {key: value for key, value in own.items() if repr(value) != saved[key]}  # by a fork
             group.update(changed)
@@ -63,16 +60,6 @@ class OptimizerState:
         for i, group in enumerate(self.optim.optimizer.param_groups):
             if (lr := self.optim.lr) is not None:
                 group["lr"] = lr if isinstance(lr, Tensor) else lr[i]
-
-
-def _stepped(optimizer: torch.optim.Optimizer) -> Tree:
-    """Return the state of every parameter after a step of a copy."""
-    twin = object.__new__(type(optimizer))
-    vars(twin).update(copy.deepcopy(vars(optimizer)))  # ``deepcopy`` of an optimizer loses attributes
-    for p in [p for group in twin.param_groups for p in group["params"]]:
-        p.grad = torch.zeros_like(p)
-    twin.step()
-    return twin.state_dict()["state"]
 
 
 def _type(option: Any) -> Any:

@@ -69,10 +69,8 @@ class Orders:
         if not self._is_async:
             return {}
         updates, limit = self.progress.updates - segment.version, self.tempo.max_staleness
-        ages: dict[str, float] = {
-            "staleness": updates,
-            "staleness_steps": self.progress.env_steps - segment.version_steps,
-        }
+        steps = self.progress.env_steps - segment.version_steps
+        ages: dict[str, float] = {"staleness": updates, "staleness_steps": steps}
         return ages if limit is None else ages | {"too_stale": updates > limit}
 
     def state(self) -> Tree:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from rlplug import tree
-from rlplug.agents import exploration_of
+from rlplug.agents import changes_actions, exploration_of
 from rlplug.api import Algorithm, Curriculum, Exploration, VecEnv
 from rlplug.collection.finishing import Transform, transforms
 from rlplug.collection.play import Player
@@ -79,8 +79,3 @@ class BehaviorPolicy:
     def load(self, state: Tree) -> None:
         tree.map(lambda module, saved: module.load_state_dict(saved), self._modules, state)
         tree.map(lambda module: refuse_nan(module.named_parameters()), self._modules)
-
-
-def changes_actions(extra: type[Exploration]) -> bool:
-    """Return whether modules of this class change actions, and not only rewards."""
-    return any(getattr(extra, what) is not getattr(Exploration, what) for what in ("perturb", "perturb_weights"))

@@ -1,9 +1,11 @@
 import pytest
 
 from rlplug import compose, registry
+from rlplug.checkpointing import installed as required
 from rlplug.config.schema import kind_of
+from rlplug.distributed.versions import check_same
 from rlplug.packages import extra_of
-from rlplug.registry import installed
+from rlplug.registry.installed import installed
 from rlplug.types import CheckpointError, ConfigError
 from tests.installing import Install, install, manifest, site  # noqa: F401  fixtures
 
@@ -15,7 +17,7 @@ def origin(kind: str, name: str) -> dict[str, str]:
 
 
 def check_installed(plugins: dict[str, dict[str, str]]) -> list[str]:
-    return installed.check_installed({key: {"kind": kind_of(key), **one} for key, one in plugins.items()})
+    return required.check_installed({key: {"kind": kind_of(key), **one} for key, one in plugins.items()})
 
 
 def plugin(*components: tuple[str, str, str]) -> dict[str, str]:
@@ -111,14 +113,14 @@ def test_other_versions_are_noted_once(install: Install):  # noqa: F811
 
 
 def test_another_version_in_another_process():
-    here = installed.installed()
-    installed.check_same(here, "rank 1")
+    here = installed()
+    check_same(here, "rank 1")
     missing = {name: version for name, version in here.items() if name != "torch"}
     for there, first in ((here | {"torch": "1.0"}, "1.0"), (missing, "not installed")):
         with pytest.raises(ConfigError, match=rf"^hardware: torch is \S+ for rank 1, on .*, and {first} for the first"):
-            installed.check_same(there, "rank 1")
+            check_same(there, "rank 1")
     with pytest.raises(ConfigError, match=r"^hardware: rlplug-x is not installed for rank 1, .* and 1.2 for the first"):
-        installed.check_same(here | {"rlplug-x": "1.2"}, "rank 1")
+        check_same(here | {"rlplug-x": "1.2"}, "rank 1")
 
 
 def test_a_missing_module_is_named_with_the_smallest_extra_that_installs_it(monkeypatch: pytest.MonkeyPatch):
