@@ -42,8 +42,8 @@ from rlplug import tree
 from rlplug.actors import copies
 from rlplug.actors.actor import Actor
 from rlplug.api import Plan
-from rlplug.collection.segment import on_host
 from rlplug.config import compose
+from rlplug.host import on_host
 from rlplug.registry.installed import installed
 from rlplug.run.build import build, start
 from rlplug.run.launch import train

@@ -73,7 +73,7 @@ ROOMS = {
     "nn": "parts of networks",
     "tree": "operations on nested dicts",
     "terminal": "progress on a terminal",
-    "host": "what may be read at no cost",
+    "host": "data on host and device",
     "packages": "what packages declare",
     "types": "the stream rule, batch keys",
 }

@@ -5,7 +5,7 @@ Import the module, not its names: ``tree.map(torch.clone, batch)``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
 from typing import Any, overload
 
 import numpy as np
@@ -72,6 +72,23 @@ def cat(trees: Sequence[Tree], axis: int = 0) -> Tree:
     import torch  # here, because environment processes import this module without torch
 
     return map(lambda *parts: torch.cat(parts, axis), *trees)
+
+
+def only(tree: Tree, keys: Container[str], nested: Collection[str] = ()) -> Tree:
+    """Return the entries of ``tree`` with these ``keys``, also within its groups ``nested``."""
+    kept = {key: leaf for key, leaf in tree.items() if key in keys or key in nested}
+    return kept | {name: only(tree[name], keys) for name in nested}
+
+
+def chosen(like: Tree, tree: Tree) -> Tree:
+    """Return the leaves of ``tree`` that ``like`` has, too."""
+    return map(lambda _, x: x, like, tree)
+
+
+def merged(tree: Tree, more: Tree) -> Tree:
+    """Return ``tree`` with missing entries from ``more``, also in nested dicts."""
+    both = {key: merged(tree[key], x) for key, x in more.items() if isinstance(x, dict) and key in tree}
+    return tree | {key: x for key, x in more.items() if key not in tree} | both
 
 
 def check_like(own: Any, loaded: Any, path: str = "", exact: bool = False) -> None:

@@ -21,7 +21,7 @@ from rlplug.distributed.rng import global_state, load_global_state, seed_global_
 from rlplug.distributed.torch_setup import set_up_torch
 from rlplug.distributed.versions import check_same
 from rlplug.evaluation.evaluator import EVALUATION, Evaluator
-from rlplug.collection.segment import on_host
+from rlplug.host import on_host
 from rlplug.script import loads
 from rlplug.trainer.policy import TRAINING, BehaviorPolicy
 from rlplug.types import Batch, Mode, Tree

@@ -16,10 +16,11 @@ from rlplug import tree
 from rlplug.actors import copies
 from rlplug.actors.actor import Actor, EvalActor
 from rlplug.api import Job, Rollout, Segment
-from rlplug.collection.play import named_weights
-from rlplug.collection.segment import CORE, copied
+from rlplug.collection.segment import CORE
 from rlplug.context import ResolvedRun
+from rlplug.contract.jobs import check_job
 from rlplug.evaluation.evaluator import shares_of
+from rlplug.host import copied
 from rlplug.trainer.gradients import SegmentGradients
 from rlplug.trainer.policy import BehaviorPolicy
 from rlplug.types import Batch, NamedWeights, Progress, RunError, Tree, groups_of
@@ -99,7 +100,7 @@ class RayCollector:
     def play(self, jobs: Sequence[Job], weights: NamedWeights) -> Iterator[tuple[int, Batch]]:
         """Distribute jobs to free actors, and yield the episodes as they end."""
         for job in jobs:
-            named_weights(job, weights, self.policy.algorithm, self.policy.ctx.spec)  # check before an actor fails
+            check_job(job, weights, self.policy.algorithm, self.policy.ctx.spec)  # before an actor fails
         named = tree.map(lambda x: torch.as_tensor(x).detach().cpu().numpy(), dict(weights))
         statistics = copies.statistics(self.policy) | {"env_steps": self.progress.env_steps}
         acting, version = partial(copies.acting_weights, self.policy), self.progress.updates

@@ -8,20 +8,19 @@ from typing import Any
 
 from torch import nn
 
+from rlplug import tree
 from rlplug.api import Algorithm, Exploration
-from rlplug.collection.segment import OneCopy, merged, on_device, only
 from rlplug.compiler.compiler import Compiler
 from rlplug.context import RunContext
+from rlplug.host import OneCopy, on_device
 from rlplug.types import Batch, Mode, Tree, Weights
 
 
 def acting_state(algorithm: Algorithm) -> tuple[Weights, Weights]:
     """Return what acting needs of an algorithm: its weights, and its buffers, which ``observe`` changes, too."""
-    state, buffers = (
-        only(algorithm.state_dict(), algorithm.actor_keys()),
-        {name for name, _ in algorithm.named_buffers()},
-    )
-    return {k: x for k, x in state.items() if k not in buffers}, only(state, buffers)
+    state = tree.only(algorithm.state_dict(), algorithm.actor_keys())
+    buffers = {name for name, _ in algorithm.named_buffers()}
+    return {k: x for k, x in state.items() if k not in buffers}, tree.only(state, buffers)
 
 
 class Acting:
@@ -82,7 +81,7 @@ class Acting:
                     out.pop("logp", None)
                 out, noise[name] = extra.perturb(out, step, batch["noise"][name])
         if self.one_copy is not None and self._copied:
-            out = self.one_copy.packed(only(out, self._copied, self.ctx.spec.nested))
+            out = self.one_copy.packed(tree.only(out, self._copied, self.ctx.spec.nested))
         return {"out": out, "carry": carry, "noise": noise}
 
     def decide(self, step: Batch, carry: Batch, mode: Mode) -> tuple[Batch, Batch]:
@@ -110,10 +109,10 @@ class Acting:
         sometimes, example = outs[0].keys() ^ outs[1].keys(), dict[str, Any]()
         for out in outs:
             out = {key: x for key, x in out.items() if key not in self.ctx.needs.recorded or key not in sometimes}
-            example = merged(example, out if postprocesses else only(out, ("action", *keys), nested))
+            example = tree.merged(example, out if postprocesses else tree.only(out, ("action", *keys), nested))
         if self.one_copy is not None:
             self._copied = {*example}.union(*(example[name] for name in nested))
-        return merged(example, {"carry": self.carry}) if "carry" in keys else example
+        return tree.merged(example, {"carry": self.carry}) if "carry" in keys else example
 
     @contextmanager
     def playing(self, mode: Mode, weights: Weights | None, row: Callable[[], Batch]) -> Iterator[None]:
@@ -129,7 +128,7 @@ class Acting:
         if own:
             yield
             return
-        state = only(self.algorithm.state_dict(keep_vars=True), {*self.algorithm.actor_keys()})
+        state = tree.only(self.algorithm.state_dict(keep_vars=True), {*self.algorithm.actor_keys()})
         before = {name: x.data for name, x in state.items()}
 
         def put(weights: Weights) -> None:

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from rlplug.api import Collector, Job, Rollout, Segment, SegmentSpec
-from rlplug.collection.segment import on_cpu
+from rlplug.host import on_cpu
 from rlplug.types import Batch, NamedWeights, Tree
 
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from rlplug.collection.segment import on_cpu
 from rlplug.functional.returns import ended as episodes_ended
 from rlplug.functional.returns import episode_sums
+from rlplug.host import on_cpu
 from rlplug.types import Batch, Tree, groups_of
 
 STREAM = ("valid", "is_first", "reward", "terminated", "truncated")
@@ -62,11 +62,9 @@ class EpisodeStats:
 
     def add_whole(self, batch: Batch) -> None:
         """Add the episodes of a job, as environment -1: jobs have environments of their own."""
-        for stats, returns in (
-            (self, batch["return"]),
-            *((x, batch["returns"][name]) for name, x in self.groups.items()),
-        ):
-            lengths = batch["length"].tolist()
+        lengths = batch["length"].tolist()
+        every = [(self, batch["return"]), *((x, batch["returns"][name]) for name, x in self.groups.items())]
+        for stats, returns in every:
             stats._finished += [(total, n, -1) for total, n in zip(returns.tolist(), lengths, strict=True)]
 
     def drain(self) -> list[tuple[Any, ...]]:

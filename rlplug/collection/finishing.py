@@ -7,9 +7,11 @@ from typing import TypeAlias
 
 import torch
 
+from rlplug import tree
 from rlplug.api import Algorithm
-from rlplug.collection.segment import CORE, as_it_is, on_device, only
+from rlplug.collection.segment import CORE, as_it_is
 from rlplug.context import RunContext
+from rlplug.host import on_device
 from rlplug.types import Batch
 
 Transform: TypeAlias = Callable[[Batch], Batch]
@@ -40,7 +42,7 @@ def transforms(
 def stored(ctx: RunContext, keys: Sequence[str]) -> Transform:
     """Return a transform that selects the stored keys of a segment."""
     kept, nested = {*keys, *CORE, "alive"}, ctx.spec.nested
-    return lambda segment: only(segment, kept, nested)
+    return lambda segment: tree.only(segment, kept, nested)
 
 
 def finished(segment: Batch, transforms: Iterable[Transform]) -> Batch:

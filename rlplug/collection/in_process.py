@@ -13,7 +13,7 @@ from rlplug import tree
 from rlplug.api import Collector, Job, Preemption, Rollout, Segment, SegmentSpec
 from rlplug.collection.acting import acting_state
 from rlplug.collection.play import Player
-from rlplug.collection.segment import only
+from rlplug.host import copied
 from rlplug.types import Batch, ConfigError, NamedWeights, Progress, RunError, Tree, Weights
 
 
@@ -43,15 +43,12 @@ class InProcessCollector(Collector):
     def in_flight(self) -> Sequence[int | None]:
         return [len(self._played)]
 
-    def start(self) -> None:
-        """Do nothing: this collector needs no resources outside this process."""
-
     def submit(self, rollout: Rollout, shards: Sequence[int] | None = None) -> None:
         if self.keeps_weights and rollout.version != self._weights[0]:
             weights, _ = acting_state(self.player.algorithm)
             self._weights = rollout.version, {name: x.clone() for name, x in weights.items()}
         for segment in self._played[-1:]:  # its memory is about to be overwritten
-            segment.batch = tree.map(lambda x: x.clone(), segment.batch)
+            segment.batch = copied(segment.batch)
         rows, steps, weights = rollout.num_steps, self.progress.env_steps, self._weights[1]
         with self.preemption.rollout(rows) if self.preemption else nullcontext() as stop:
             batch = self.player.collect(rows, rollout.mode, stop, weights, steps, rollout.tasks)
@@ -88,7 +85,7 @@ class InProcessCollector(Collector):
         for batch, version, steps in state["played"]:
             rows = next((len(x) for x in tree.leaves(batch) if getattr(x, "ndim", 0)), 0)
             own = tree.map(lambda x, rows=rows: x.expand(rows, *x.shape), row)
-            tree.check_like(own, only(batch, row), "collector.played", exact=True)
+            tree.check_like(own, tree.only(batch, row), "collector.played", exact=True)
             self._played.append(self._segment(batch, index(version), index(steps)))
         version, weights = state["weights"]
         if weights is not None:

@@ -9,10 +9,9 @@ import numpy as np
 import torch
 
 from rlplug import tree
-from rlplug.api import VecEnv
-from rlplug.collection.segment import on_cpu
 from rlplug.envs.checking import Bounds
-from rlplug.types import Batch, EnvSpec, RunError, groups_of
+from rlplug.host import on_cpu
+from rlplug.types import Batch, RunError, groups_of
 
 CHECKED = ("obs", "reward")
 
@@ -58,25 +57,22 @@ def check_segment(segment: Batch, env_steps: int, env_ids: Sequence[int]) -> Non
         raise RunError(min(found)[1])
 
 
-def bounds_of(env: VecEnv, spec: EnvSpec) -> Bounds | None:
-    """Return the bounds to check observations of an environment against; None: do not check."""
-    return Bounds(spec.single_agent.obs) if env.traits.check_bounds and not spec.has_agents else None
-
-
-def beyond(segment: Batch, env_steps: int, env_ids: Sequence[int], bounds: Bounds | None) -> list[str]:
-    """Describe the first observation out of the bounds of its space; empty: there is none.
+def check_bounds(
+    segment: Batch, env_steps: int, env_ids: Sequence[int], bounds: Bounds | None, found: list[str], where: str = ""
+) -> None:
+    """Add a description of the first observation out of the bounds of its space to ``found``, if that is empty.
 
     It does not stop a run, because many environments exceed their declared bounds.
 
     Args:
         segment, env_steps, env_ids: as in ``check_segment``.
         bounds: bounds of the observations; None: do not check.
+        where: end of the description.
     """
-    if bounds is None or "obs" not in segment:
-        return []
+    if bounds is None or found or "obs" not in segment:
+        return
     segment = on_cpu(segment)
-    if (found := bounds.find(tree.map(torch.Tensor.numpy, segment["obs"]))) is None:
-        return []
-    t, b, what = found
-    step = env_steps + int(segment["valid"].numpy()[:t].sum())
-    return [f"environment {env_ids[b]} at environment step {step}: {what}"]
+    if (first := bounds.find(tree.map(torch.Tensor.numpy, segment["obs"]))) is not None:
+        t, b, what = first
+        step = env_steps + int(segment["valid"].numpy()[:t].sum())
+        found.append(f"environment {env_ids[b]} at environment step {step}: {what}{where}")

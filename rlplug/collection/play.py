@@ -20,15 +20,17 @@ from rlplug.api import Algorithm, Exploration, Job, VecEnv
 from rlplug.buffer.episodes import OF_EPISODE
 from rlplug.collection.episodes import EpisodeStats
 from rlplug.collection.finishing import stored
-from rlplug.collection.nonfinite import beyond, bounds_of, check_segment
-from rlplug.collection.segment import CORE, on_cpu, only
+from rlplug.collection.nonfinite import check_bounds, check_segment
+from rlplug.collection.segment import CORE
 from rlplug.collection.shard import ShardCollector
 from rlplug.collection.stepping import make_shard
 from rlplug.context import EnvShard, RunContext
+from rlplug.contract.jobs import check_job
 from rlplug.distributed.rng import global_state, load_global_state, seed_global_from
 from rlplug.functional.returns import ended
+from rlplug.host import on_cpu
 from rlplug.nn.lanes import Lanes
-from rlplug.types import Batch, ConfigError, EnvSpec, Mode, NamedWeights, Role, RunError, Tree, Weights, groups_of
+from rlplug.types import Batch, Mode, NamedWeights, Role, RunError, Tree, Weights, groups_of
 
 MOST_COLUMNS = 32
 CHUNK = 32  # rows collected at a time
@@ -104,7 +106,7 @@ class Player:
 
         Raises:
             RunError: the environments returned a value that is NaN or infinite, or failed too often.
-            ConfigError, ValueError: see ``named_weights``.
+            ConfigError, ValueError: see ``check_job``.
         """
         job, modes, (own, quota) = jobs[0], modes_of(jobs[0]), share_of(jobs[0], self.role, columns)
         if not (n := len(quota)):
@@ -120,7 +122,7 @@ class Player:
         whole = modes[""] != "greedy" and type(self.algorithm).postprocess is not Algorithm.postprocess
         keep = stored(self.ctx, self.keys if job.keys is None else (*job.keys, "is_success"))
         kept = EpisodeSplitter(np.tile(quota, len(jobs)), job.max_steps, self.ctx.spec.nested, until[0])
-        bounds, collector.failed_episodes = bounds_of(collector.env, self.ctx.spec), 0
+        collector.failed_episodes = 0
         tasks = None if job.task is None else tree.map(lambda *x: np.repeat(np.stack(x), n, 0), *[j.task for j in jobs])
 
         def begin() -> None:
@@ -140,9 +142,7 @@ class Player:
                     raise Stopped
                 segment = collector.collect(CHUNK, modes[""], ends, None if lanes else acting[0] or None)
                 check_segment(segment, 0, shard.env_ids)
-                if not self.ctx.beyond:
-                    found = beyond(segment, 0, shard.env_ids, bounds)
-                    self.ctx.beyond += [f"{said} of {self.name}" for said in found]
+                check_bounds(segment, 0, shard.env_ids, collector.bounds, self.ctx.beyond, f" of {self.name}")
                 if collector.failed_episodes > quota.sum():
                     times, ended = collector.failed_episodes, f"{len(kept.played)} of {quota.sum() * len(jobs)}"
                     raise RunError(f"the environments of {self.name} failed in {times} episodes, and ended {ended}")
@@ -158,7 +158,9 @@ class Player:
 
     def _weights(self, job: Job, weights: NamedWeights) -> Weights:
         """Return the weights that the job plays with instead of the algorithm's own."""
-        chosen = named_weights(job, weights, self.algorithm, self.ctx.spec)
+        check_job(job, weights, self.algorithm, self.ctx.spec)
+        named = ((who, weights[name]) for who, name in job.policies.items())
+        chosen: Weights = {f"{who}.{key}".removeprefix("."): x for who, part in named for key, x in part.items()}
         if job.candidate is not None:
             with torch.no_grad():
                 chosen |= self.algorithm.candidate_weights(job.candidate)
@@ -192,30 +194,6 @@ class Player:
         self._shards.clear()
 
 
-def named_weights(job: Job, weights: NamedWeights, algorithm: Algorithm, spec: EnvSpec) -> Weights:
-    """Check a job, and return the weights that its policies select, keyed by their names in the algorithm.
-
-    Raises:
-        ConfigError: it has a task, but the environment offers none.
-        ValueError: the weights are missing, the algorithm does not act with them, or a submodule has a mode but does
-            not act.
-    """
-    if job.task is not None and spec.tasks is None:
-        raise ConfigError("env", f"job {job.number} has a task, but this environment has none; use another")
-    chosen: Weights = {}
-    for who, name in job.policies.items():
-        if name not in weights:
-            given = ", ".join(map(repr, weights)) or "none"
-            raise ValueError(f"job {job.number} plays with the weights {name!r}; available: {given}")
-        chosen |= {f"{who}.{key}".removeprefix("."): x for key, x in weights[name].items()}
-    if unknown := chosen.keys() - {*algorithm.actor_keys()}:
-        said = f"which {type(algorithm).__name__}.actor_keys() does not name"
-        raise ValueError(f"job {job.number} plays with {min(unknown)!r}, {said}")
-    if unknown := modes_of(job).keys() - {who for who, part in algorithm.named_modules() if hasattr(part, "act")}:
-        raise ValueError(f"job {job.number} has a mode for {min(unknown)!r}, which is no submodule that acts")
-    return chosen
-
-
 def modes_of(job: Job) -> dict[str, Mode]:
     """Return the mode of the algorithm, under an empty name, and those of its submodules."""
     return {"": job.mode} if isinstance(job.mode, str) else {"": "explore", **job.mode}
@@ -239,7 +217,7 @@ def rounds(jobs: Iterable[Job], most: int = MOST_COLUMNS) -> list[list[Job]]:
 
 def of_keys(batch: Batch, keys: Sequence[str] | None, nested: Collection[str]) -> Batch:
     """Return what comes back of a job's episodes; see ``api.Job.keys``."""
-    return batch if keys is None else only(batch, (*keys, *OF_EPISODE), nested if keys else ())
+    return batch if keys is None else tree.only(batch, (*keys, *OF_EPISODE), nested if keys else ())
 
 
 def share_of(job: Job, role: Role, columns: Sequence[int] | None = None) -> tuple[EnvShard, np.ndarray]:

@@ -13,12 +13,14 @@ from rlplug import tree
 from rlplug.api import Algorithm, Exploration, SegmentSpec, VecEnv
 from rlplug.collection.acting import Acting
 from rlplug.collection.finishing import Transform, finished, transforms
-from rlplug.collection.nonfinite import bounds_of, check_segment
-from rlplug.collection.segment import Layout, OneCopy, SegmentMemory, chosen, copied, merged, on_device, only, to_array
+from rlplug.collection.nonfinite import check_segment
+from rlplug.collection.segment import Layout, SegmentMemory
 from rlplug.compiler.compiler import Compiler
 from rlplug.context import EnvShard, RunContext
 from rlplug.contract import results
+from rlplug.envs.checking import Bounds
 from rlplug.envs.silence import watched
+from rlplug.host import OneCopy, copied, on_device, to_array
 from rlplug.types import Batch, Mode, Tree, Weights
 
 
@@ -56,7 +58,6 @@ class ShardCollector:
         self.keys = (*ctx.needs.keys, *ctx.needs.recorded) if keys is None else keys
         self.finishing = transforms(algorithm, ctx, self.keys) if finishing is None else finishing
         self.gradients, self.num_envs, device = gradients, len(shard.env_ids), env.traits.device
-        self._place = partial(tree.map, to_array) if device is None else partial(on_device, device=device)
         records = compiler is not None and compiler.graphs is not None and device is not None
         self._recorder = compiler if records and env.traits.traceable else None
         one_copy = OneCopy() if ctx.device.type != "cpu" and device is None else None
@@ -64,6 +65,8 @@ class ShardCollector:
         self.acting = Acting(algorithm, exploration or {}, ctx, normalize, acts, one_copy)
         self._step: Callable[[Any], Batch] = self._first_step
         self._reset = watched(env, env.reset, shard.env_ids)
+        checks = env.traits.check_bounds and not ctx.spec.has_agents
+        self.bounds = Bounds(ctx.spec.single_agent.obs) if checks else None
         self.failed_episodes = 0  # episodes ended by a failed environment
         self._restarts = -1  # restarts with new episodes, as environments could not be restored; -1: has not collected
         self._memory: dict[int, SegmentMemory] = {}  # by number of transitions
@@ -103,8 +106,8 @@ class ShardCollector:
         given = {*rows, "action_mask"}.union(*(rows[name] for name in self.ctx.spec.nested))
         if missing := [key for key in self.keys if key not in given and key not in self.ctx.needs.recorded]:
             raise results.missing_keys(missing, self.algorithm, self.acting.exploration)
-        row, columns, bounds = tree.take(rows, 0), (slice(0, self.num_envs),), bounds_of(self.env, self.ctx.spec)
-        return SegmentSpec(tree.map(torch.Tensor.cpu, row), self.env.autoreset, columns, bounds)
+        row, columns = tree.take(rows, 0), (slice(0, self.num_envs),)
+        return SegmentSpec(tree.map(torch.Tensor.cpu, row), self.env.autoreset, columns, self.bounds)
 
     def _first_step(self, action: Any) -> Batch:
         """Execute the first action, and check the result of the environments."""
@@ -136,7 +139,7 @@ class ShardCollector:
             self.reset(own)
         elif own is not None:
             self.env.assign(own)
-        row, self._restarts = partial(chosen, self._layout.seen, self._open), max(self._restarts, 0)
+        row, self._restarts = partial(tree.chosen, self._layout.seen, self._open), max(self._restarts, 0)
         try:
             with torch.inference_mode(), self.ctx.acting(self.shard), self.acting.playing(mode, weights, row):
                 if rows not in self._memory:
@@ -158,8 +161,8 @@ class ShardCollector:
     def _allocate(self, length: int) -> SegmentMemory:
         """Allocate ``length`` rows. Runs the algorithm once to determine its output keys."""
         if not self._like:
-            like = merged(self._layout.seen | {"valid": self._open["valid"]}, self._layout.result)
-            self._like = merged(like, self.acting.example(chosen(self._layout.seen, self._open), self.keys))
+            like = tree.merged(self._layout.seen | {"valid": self._open["valid"]}, self._layout.result)
+            self._like = tree.merged(like, self.acting.example(tree.chosen(self._layout.seen, self._open), self.keys))
         return SegmentMemory(self._like, length, self._layout.seen, self.acting.one_copy is not None)
 
     def _write_value(self, memory: SegmentMemory, index: Any, where: Any = None) -> None:
@@ -184,11 +187,13 @@ class ShardCollector:
         if not self._open:
             self.reset()
         own = {"open": self._open, "cuts": self._restarts} | self.acting.state()
-        tree.check_like(own, only(state, own), "collector", exact=True)
-        self._open, self._restarts = self._place(copied(state["open"])), state["cuts"]
+        tree.check_like(own, tree.only(state, own), "collector", exact=True)
+        first, device = copied(state["open"]), self.env.traits.device
+        self._open = tree.map(to_array, first) if device is None else on_device(first, device)
+        self._restarts = state["cuts"]
         self.acting.load(state)
         with torch.inference_mode(), self.ctx.acting(self.shard):  # raise errors here instead of in the run
-            self.acting.example(chosen(self._layout.seen, self._open), self.keys)
+            self.acting.example(tree.chosen(self._layout.seen, self._open), self.keys)
         if state["env"] is not None:
             self.env.load(state["env"])
         else:

@@ -11,8 +11,9 @@ from gymnasium.vector import AutoresetMode
 
 from rlplug import tree
 from rlplug.api import VecEnv
-from rlplug.collection.segment import RESULT, SegmentMemory, as_it_is, chosen, copied, merged, only, to_array
+from rlplug.collection.segment import RESULT, SegmentMemory, as_it_is
 from rlplug.collection.shard import ShardCollector
+from rlplug.host import copied, to_array
 from rlplug.types import Batch, ConfigError, Tree, groups_of
 
 
@@ -68,7 +69,7 @@ class NextStepCollector(ShardCollector):
             memory.write(t, self.acting(tree.map(as_it_is, memory.rows[t])))
             result = self._step(tree.take(action, t) if has_agents else action[t])
             if has_agents:  # the next row has an action if an agent is alive
-                tree.put(arrays, t, chosen(self._layout.result, result))
+                tree.put(arrays, t, tree.chosen(self._layout.result, result))
                 alive = [part["alive"].reshape(self.num_envs, -1).any(1) for part in groups_of(result).values()]
                 np.logical_or.reduce(alive, out=valid[t + 1])
             else:
@@ -81,7 +82,7 @@ class NextStepCollector(ShardCollector):
                 valid[t] &= ~result["restarted"]
                 self.failed_episodes += int(result["restarted"].sum())
             lib.logical_not(valid[t], out=is_first[t + 1])
-            tree.put(arrays, t + 1, chosen(observed, result))
+            tree.put(arrays, t + 1, tree.chosen(observed, result))
             memory.write_previous(t, t + 1)
         # as views: the next segment begins before they are overwritten
         self._open = tree.take(memory.seen, end) | {"valid": copied(valid[end])}
@@ -93,7 +94,7 @@ class NextStepCollector(ShardCollector):
         self._write_value(memory, end)
 
     def _restart(self, first: Batch) -> None:
-        first = merged(first, self._layout.result)
+        first = tree.merged(first, self._layout.result)
 
         def step(action: Any) -> Batch:
             self._step = self.env.step
@@ -123,11 +124,11 @@ class SameStepCollector(ShardCollector):
         super().load(state)
         if state["env"] is not None:
             own: Batch = {"beyond": self._final}
-            tree.check_like(own, only(state, own), "collector", exact=True)
+            tree.check_like(own, tree.only(state, own), "collector", exact=True)
             self._final, self._first = to_array(state["beyond"]), None
             if self._final.any():
-                own = {"fresh": only(self._open, (*self._layout.observed, *self._layout.previous))}
-                tree.check_like(own, only(state, own), "collector", exact=True)
+                own = {"fresh": tree.only(self._open, (*self._layout.observed, *self._layout.previous))}
+                tree.check_like(own, tree.only(state, own), "collector", exact=True)
                 self._first = tree.map(to_array, state["fresh"])
 
     def _restart(self, first: Batch) -> None:
@@ -147,7 +148,7 @@ class SameStepCollector(ShardCollector):
             memory.write(now, {"carry": acting.carry})
             memory.write(now, acting(tree.map(torch.from_numpy, tree.take(memory.seen, now))))
             result = self._step(arrays["action"][now])
-            tree.put(arrays, now, chosen(self._layout.result, result))
+            tree.put(arrays, now, tree.chosen(self._layout.result, result))
             ended = result["terminated"] | result["truncated"]
             first = {key: result[key] for key in self._layout.observed}
             finals = {key: result[f"final_{key}"] for key in first if f"final_{key}" in result} if ended.any() else {}
@@ -165,7 +166,7 @@ class SameStepCollector(ShardCollector):
         last = np.minimum(at, rows), envs
         arrays["valid"][last] = False
         memory.write(last, {"carry": acting.carry})
-        padded = memory.seen | only(arrays, ("carry",))
+        padded = memory.seen | tree.only(arrays, ("carry",))
         for env in np.flatnonzero(at < rows):
             tree.put(padded, (slice(at[env] + 1, rows + 1), env), tree.take(padded, (at[env], env)))
         self._open = copied(tree.take(memory.seen, last)) | {"valid": ~self._final}

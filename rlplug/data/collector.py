@@ -14,11 +14,13 @@ from gymnasium.vector import AutoresetMode
 from rlplug import tree
 from rlplug.api import Algorithm, SegmentSpec
 from rlplug.collection.finishing import Transform, finished, transforms
-from rlplug.collection.segment import BEGINS, CORE, PREVIOUS, on_cpu, write_previous
+from rlplug.collection.segment import CORE
 from rlplug.collection.shard import ShardCollector
 from rlplug.context import EnvShard, ResolvedRun, RunContext
 from rlplug.data.recording import Recording
 from rlplug.data.source import Reading
+from rlplug.functional.previous import BEGINS, PREVIOUS, write_previous
+from rlplug.host import on_cpu
 from rlplug.types import Batch, ConfigError, Tree, groups_of
 
 DERIVED = ("carry", *PREVIOUS, "priority")  # keys derived from others

@@ -14,10 +14,10 @@ from rlplug.api import Job, Run, Segment
 from rlplug.buffer.episodes import OF_EPISODE
 from rlplug.checkpointing import atomic
 from rlplug.collection.play import EpisodeSplitter
-from rlplug.collection.segment import on_cpu
 from rlplug.data import json_lines, parquet
 from rlplug.data.source import needs_package
 from rlplug.envs.spec_json import to_json
+from rlplug.host import on_cpu
 from rlplug.registry import hookimpl
 from rlplug.registry.installed import versions
 from rlplug.types import Batch, EnvSpec, RunError, Tree

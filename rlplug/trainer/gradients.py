@@ -16,6 +16,7 @@ from rlplug.api import Algorithm, Losses, Trainable
 from rlplug.context import RunContext
 from rlplug.distributed.collectives import Collectives
 from rlplug.functional.minibatches import microbatches
+from rlplug.host import on_device
 from rlplug.trainer.losses import NO_LOSS, Total, all_reduced, forward, total_loss
 from rlplug.trainer.normalize import Normalizer
 from rlplug.types import Batch, ConfigError
@@ -53,7 +54,7 @@ class SegmentGradients:
         return segment | {"gradients": tree.map(lambda *parts: torch.stack(parts)[None].cpu(), *sums)}
 
     def _sums(self, segment: Batch) -> Batch:
-        batch = self.normalizer.normalized(tree.map(lambda x: x.to(self.device), segment))
+        batch = self.normalizer.normalized(on_device(segment, self.device))
         with torch.no_grad():
             batch = self.algorithm.prepare(batch)
         losses = forward(self.algorithm, batch, self.parts)

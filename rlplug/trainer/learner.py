@@ -18,6 +18,7 @@ from rlplug.distributed.collectives import Collectives
 from rlplug.distributed.fabric import AnyFabric
 from rlplug.functional.curiosity import rewarded
 from rlplug.functional.minibatches import minibatches
+from rlplug.host import on_device
 from rlplug.trainer.gradients import take_over
 from rlplug.trainer.normalize import Normalizer
 from rlplug.trainer.optimizer import OptimizerState
@@ -127,7 +128,7 @@ class RankLearner:
     def _received(self, batch: Batch) -> tuple[Batch, dict[str, Tensor]]:
         """Move rows to the device, normalize them, scale weights, and add intrinsic rewards; return mean bonuses."""
         if self.ctx.device.type != "cpu":
-            batch = tree.map(lambda x: x.to(self.ctx.device, non_blocking=True), batch)
+            batch = on_device(batch, self.ctx.device)
         if self.normalizer is not None:
             batch = self.normalizer.normalized(batch)
         if "weight" in batch:  # Schaul et al. 2016 (arXiv:1511.05952), section 3.4

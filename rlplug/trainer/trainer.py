@@ -15,10 +15,11 @@ import torch
 from rlplug.api import Collector, Job, Losses, Run, Segment
 from rlplug.buffer.episodes import OF_EPISODE
 from rlplug.collection.episodes import EpisodeStats
-from rlplug.collection.nonfinite import beyond, check_segment
+from rlplug.collection.nonfinite import check_bounds, check_segment
 from rlplug.collection.play import of_keys
-from rlplug.collection.segment import on_cpu
 from rlplug.context import ResolvedRun
+from rlplug.contract.jobs import check_jobs
+from rlplug.host import on_cpu
 from rlplug.registry import Events
 from rlplug.trainer.agreement import Agreement
 from rlplug.trainer.gradients import parts
@@ -104,11 +105,8 @@ class Trainer(Run):
     ) -> Iterator[tuple[Job, Batch]]:
         if n := sum(n or 0 for n in self.collector.in_flight):
             raise RunError(f"{n} rollouts are in flight; a loop that runs jobs must have none: in_flight=1, all shards")
-        if len({job.number for job in jobs}) < len(jobs):
-            raise RunError("two jobs have one number, which determines their random numbers; number them differently")
         placement, data = self.learner.placement, self.ctx.needs.data
-        if mine and len(jobs) < placement.parts:
-            raise RunError(f"mine=True: {len(jobs)} jobs for {placement.parts} ranks; add jobs, so that each has one")
+        check_jobs(jobs, placement.parts if mine else 0)
         if store and data not in ("windows", "episodes"):
             raise RunError(f"store=True: needs a buffer of windows or episodes, but the algorithm learns from {data}")
         self.policy.normalizer.commit()
@@ -144,12 +142,10 @@ class Trainer(Run):
         """Observe, count and store a segment, and return its environment steps."""
         spec, steps = self.collector.spec, self.progress.env_steps
         check_segment(segment.batch, steps, env_ids := self.ctx.env_ids[segment.columns])
-        if not self.ctx.beyond:
-            self.ctx.beyond += beyond(segment.batch, steps, env_ids, spec.bounds)
+        check_bounds(segment.batch, steps, env_ids, spec.bounds, self.ctx.beyond)
         self.learner.observe(segment)
         ages = self.orders.ages(segment)
-        if ages:
-            self.means.add({name: torch.tensor(float(age)) for name, age in ages.items()})
+        self.means.add({name: torch.tensor(float(age)) for name, age in ages.items()})
         whole = len(segment.batch["valid"]) > self.ctx.rollout_length
         if not ages.get("too_stale") and (whole or self.ctx.needs.data not in ("rollout", "segments")):
             # the few rows of a short last rollout would make a poor gradient

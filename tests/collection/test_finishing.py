@@ -7,7 +7,7 @@ import torch
 from rlplug import testing, tree
 from rlplug.api import Algorithm, Needs
 from rlplug.collection.finishing import finished, transforms
-from rlplug.collection.segment import OneCopy
+from rlplug.host import OneCopy
 
 SPEC = testing.spec(2, 2)
 

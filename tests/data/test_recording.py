@@ -10,7 +10,6 @@ import torch
 from rlplug import testing, tree
 from rlplug.api import Algorithm, Needs, Segment
 from rlplug.collection.episodes import EpisodeStats
-from rlplug.collection.segment import PREVIOUS, only
 from rlplug.collection.stepping import make_shard
 from rlplug.context import EnvShard
 from rlplug.data import parquet
@@ -19,6 +18,7 @@ from rlplug.data.recorder import EpisodeFiles, RunRecorder
 from rlplug.data.recording import Recording
 from rlplug.data.source import Reading
 from rlplug.envs.spec_json import to_json
+from rlplug.functional.previous import PREVIOUS
 from rlplug.testing.context import context
 from rlplug.types import ConfigError
 from tests.collection.test_agents import COLUMNS, ENVS, Remembering, Swinging, made, source
@@ -206,9 +206,9 @@ def test_agents_go_out_and_in(name, tmp_path):
     rows, at = tree.map(lambda x: x[:, 0].numpy(), segment), 0
     kept = (*keys, "reward", "terminated", "truncated", "alive", "is_first", "valid")
     for number in range(len(recording.lengths)):
-        written = only(recording.episode(number, None, 1), kept, spec.nested)
+        written = tree.only(recording.episode(number, None, 1), kept, spec.nested)
         length = len(written["valid"])
-        same(tree.take(only(rows, kept, spec.nested), slice(at, at + length)), written)
+        same(tree.take(tree.only(rows, kept, spec.nested), slice(at, at + length)), written)
         at += length
     assert np.count_nonzero(rows["valid"]) == recording.steps()
 

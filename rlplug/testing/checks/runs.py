@@ -18,7 +18,6 @@ from torch import Tensor
 from rlplug import tree
 from rlplug.api import Algorithm, Job, Losses, Segment, Trainable
 from rlplug.buffer.episodes import OF_EPISODE
-from rlplug.collection.segment import only
 from rlplug.config import RunConfig, compose, default_node, option_names, parse
 from rlplug.context import EnvShard, RunContext
 from rlplug.registry import Kind, hookimpl
@@ -293,7 +292,7 @@ def episodes(trainer: Trainer, length: int = 16) -> list[Batch]:
         step: Batch = _observed(result) | {name: _observed(result[name]) for name in nested} | {"is_first": first}
         single = [] if nested else [(step, before, result, action)]
         for part, old, new, acted in [(step[n], before[n], result[n], action[n]) for n in nested] or single:
-            part.update(only(_previous(old, new, acted, first), trainer.ctx.needs.keys))
+            part.update(tree.only(_previous(old, new, acted, first), trainer.ctx.needs.keys))
         rows.append(tree.map(lambda x: torch.as_tensor(np.array(x)), step))
         before, action = result, draw(env, result)
         result = rows_of(env, env.step(action_for(env, action)))
