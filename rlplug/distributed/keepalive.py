@@ -1,109 +1,66 @@
-"""Idle connections between ranks on several machines, to detect the loss of a machine.
+"""Detection of a lost machine by heartbeats, which ranks count in the store of their process group.
 
 A process that ends closes its connections, but a machine without power or network does not, and collectives wait for
-it until their timeout, which has to exceed the longest collection. On an idle connection, the kernel sends TCP
-keepalive probes independently of the processes.
+it until their timeout, which has to exceed the longest collection.
 """
 
 from __future__ import annotations
 
-import os
-import secrets
-import socket
+import platform
 import threading
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from typing import Any
 
-from rlplug.distributed.fabric import AnyFabric
-from rlplug.types import RunError
+from torch.distributed import DistError
 
-KEEPALIVE = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
-"""idle seconds before a probe, seconds between probes, and their number: half a minute in total"""
-GRACE_S = 3.0
-"""seconds for a collective that fails for the same reason to report it first"""
-CONNECT_S = 60.0
-GOODBYE = b"."
+from rlplug.distributed.fabric import AnyFabric, shared_store
+
+BEAT_S = 2.0
+SILENCE_S = 120.0
+"""seconds without a heartbeat; no environment and no compiler holds the interpreter lock, which stops it, as long"""
+LEFT = 2**32  # beats of a rank that has left its block
 
 
 @contextmanager
 def watch_ranks(fabric: AnyFabric, on_lost: Callable[[str], None]) -> Iterator[None]:
     """Inside the block, call ``on_lost(reason)`` from another thread when a rank ends without leaving its block.
 
-    Rank 0 watches all others, and they watch rank 0.
-
-    Raises:
-        RunError: rank 0 cannot be reached.
+    Rank 0 watches all others, and they watch rank 0, whose process or launcher holds the store.
     """
-    connections = _accept(fabric) if fabric.is_global_zero else _connect(fabric)
-    closing = threading.Event()
-    for name, connection in connections.items():
-        threading.Thread(target=_watch, args=(name, connection, closing, on_lost), name=name, daemon=True).start()
+    own, closing = fabric.global_rank, threading.Event()
+    others = [0] if own else [*range(1, fabric.world_size)]
+    shared: Any = shared_store()
+    store = shared.clone()  # a connection of its own, because this rank may wait for another one in the store
+    store.set(f"host {own}", platform.node())
+
+    def beat(number: int) -> list[int]:
+        store.add(f"{own}", number)
+        return [store.add(f"{rank}", 0) for rank in others]
+
+    def watch() -> None:
+        thread = ThreadPoolExecutor(1, "heartbeat")  # a request to a lost machine does not return
+        names = [f"rank {rank} ({store.get(f'host {rank}').decode()})" for rank in others]
+        counts, since = [0] * len(others), [time.monotonic()] * len(others)
+        while not closing.wait(BEAT_S):
+            with suppress(DistError, TimeoutError):
+                before, counts = counts, thread.submit(beat, 1).result(SILENCE_S)
+                since = [
+                    time.monotonic() if now >= LEFT or now != then else at
+                    for now, then, at in zip(counts, before, since, strict=True)
+                ]
+            silent = min(since)
+            if time.monotonic() - silent > SILENCE_S:
+                lost = names[since.index(silent)]
+                on_lost(f"{lost} does not answer: it has ended, or its machine or network is down")
+                return
+
+    threading.Thread(target=watch, name="watch ranks", daemon=True).start()
     try:
         yield
-        for connection in connections.values():
-            with suppress(OSError):
-                connection.sendall(GOODBYE)
+        with suppress(DistError):  # rank 0 may have ended after it has left
+            beat(LEFT)
     finally:
         closing.set()
-        for connection in connections.values():
-            with suppress(OSError):
-                connection.shutdown(socket.SHUT_RDWR)
-            connection.close()
-
-
-def _watch(name: str, connection: socket.socket, closing: threading.Event, on_lost: Callable[[str], None]) -> None:
-    try:
-        if connection.recv(1) == GOODBYE:
-            return
-        reason = f"{name} has ended"
-    except OSError:
-        reason = f"{name} does not answer: its machine is down, or the network to it"
-    if not closing.wait(GRACE_S):
-        on_lost(reason)
-
-
-def _connect(fabric: AnyFabric) -> dict[str, socket.socket]:
-    """Return this rank's connection to rank 0, by name."""
-    port, secret = fabric.broadcast((0, b""))
-    host = os.environ["MASTER_ADDR"]
-    try:
-        connection = socket.create_connection((host, port), CONNECT_S)
-        connection.sendall(secret + fabric.global_rank.to_bytes(4, "big"))
-    except OSError as error:
-        raise RunError(f"the first rank cannot be reached at {host}, port {port}: {error.strerror or error}") from error
-    return {f"rank 0 ({host})": _keep_alive(connection)}
-
-
-def _accept(fabric: AnyFabric) -> dict[str, socket.socket]:
-    """Return the connections of rank 0 to all others, by name."""
-    both = socket.has_dualstack_ipv6()
-    family = socket.AF_INET6 if both else socket.AF_INET
-    with socket.create_server(("", 0), family=family, backlog=fabric.world_size, dualstack_ipv6=both) as server:
-        server.settimeout(CONNECT_S)
-        secret = secrets.token_bytes(16)  # because other programs may connect to the port
-        fabric.broadcast((server.getsockname()[1], secret))
-        connections: dict[str, socket.socket] = {}
-        while len(connections) < fabric.world_size - 1:
-            try:
-                connection, (host, *_) = server.accept()
-            except TimeoutError:
-                raise RunError(f"only {len(connections) + 1} of {fabric.world_size} ranks reached the first") from None
-            connection.settimeout(CONNECT_S)
-            greeting = b""
-            with suppress(OSError):
-                greeting = connection.recv(20, socket.MSG_WAITALL)
-            if greeting[:16] == secret:
-                rank = int.from_bytes(greeting[16:], "big")
-                connections[f"rank {rank} ({host.removeprefix('::ffff:')})"] = _keep_alive(connection)
-            else:
-                connection.close()
-    return connections
-
-
-def _keep_alive(connection: socket.socket) -> socket.socket:
-    connection.settimeout(None)
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in KEEPALIVE.items():
-        if hasattr(socket, name):  # system-dependent
-            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-    return connection

@@ -6,6 +6,7 @@ One is lost in the middle of a run. The run is resumed then, and ends exactly as
 from __future__ import annotations
 
 import os
+import platform
 import shutil
 import signal
 import subprocess
@@ -100,23 +101,23 @@ def job(machines: list[Machine], *words: str) -> list[subprocess.Popen[str]]:
 
 @pytest.mark.parametrize("how", ["its processes are killed", "its cable is cut"])
 def test_a_machine_of_torchrun_is_lost(machines: list[Machine], undisturbed: Path, tmp_path: Path, how: str):
-    run, (a, b) = tmp_path / "run", machines
+    run, b = tmp_path / "run", machines[1]
     programs = job(machines, *PPO, "hardware=cpu", "hardware.num_nodes=2", f"hydra.run.dir={run}")
     wait_for_checkpoint(run, programs)
     if how == "its processes are killed":
         b.kill()
     else:
         b.ip("link", "set", b.cable, "down")
-    printed, _ = programs[0].communicate(timeout=120)
+    printed, _ = programs[0].communicate(timeout=300)
     assert programs[0].returncode == 1
     assert f"continue with: python -m rlplug resume {run}" in printed
     if how == "its processes are killed":
         assert f"\nrlplug: a rank on {b.address} has ended, or the network to it is down; the last good" in printed
         assert "[rank0]:" not in printed  # no traceback but torchrun's own
     else:
-        assert f"rlplug: rank 1 ({b.address}) does not answer: its machine is down, or the network to it" in printed
-        printed, _ = programs[1].communicate(timeout=120)
-        assert f"rlplug: rank 0 ({a.address}) does not answer: " in printed
+        assert f"rlplug: rank 1 ({platform.node()}) does not answer: it has ended, or its machine or network" in printed
+        printed, _ = programs[1].communicate(timeout=300)
+        assert f"rlplug: rank 0 ({platform.node()}) does not answer: " in printed
         b.ip("link", "set", b.cable, "up")
     for program in job(machines, "resume", str(run)):
         printed, _ = program.communicate(timeout=300)
