@@ -41,10 +41,13 @@ class Agent(Insight):
 
     def __init__(self, algorithm: Algorithm, ctx: RunContext, env_steps: int, normalize: Normalizer) -> None:
         self.algorithm, self.spec, self.env_steps = algorithm, ctx.spec, env_steps
-        self.ctx, self.normalize, self._inside = ctx, normalize, ctx.spec.single_agent
-        (self._native,) = (ctx.spec.native_spaces or ctx.spec.groups).values()
-        self._observe, self._execute = observe(self._native.obs), execute(self._native.action)
+        self.ctx, self.normalize, self._native = ctx, normalize, ctx.spec.native_spaces or ctx.spec.groups
+        self._name, group = next(iter(ctx.spec.groups.items()))  # the only one of a single agent
+        self._inside = group.action
         self._memory = {"prev_action", "prev_reward"}.intersection(ctx.needs.keys)
+        self._observe = {name: observe(group.obs) for name, group in self._native.items()}
+        self._execute = {name: execute(group.action) for name, group in self._native.items()}
+        self._team = TeamRows(ctx.spec, self._memory)
         self.reset()
 
     def reset(self, ended: Any = None) -> None:
@@ -81,15 +84,15 @@ class Agent(Insight):
         """
         step, columns, select = self._step_of(obs, reward, action_mask, env_state)
         self._action = self._decide(step, mode, columns)["action"].cpu().numpy()
-        if self._action.shape != (columns, *(self._inside.action.shape or ())):
-            raise ValueError(f"the policy's actions {self._action.shape[1:]} do not fit {self._inside.action}")
-        return take(self._execute(self._action), select)
+        if self._action.shape != (columns, *(self._inside.shape or ())):
+            raise ValueError(f"the policy's actions {self._action.shape[1:]} do not fit {self._inside}")
+        return take(self._execute[self._name](self._action), select)
 
     def _step_of(self, obs: Any, reward: Any, action_mask: Any, env_state: Any) -> tuple[Batch, int, Any]:
-        batch, n = batched(self._native.obs, obs)
+        batch, n = batched(self._native[self._name].obs, obs)
         columns = 1 if n is None else n
         self._begin(columns)
-        step: Batch = {"obs": self._observe(batch), "is_first": self._first}
+        step: Batch = {"obs": self._observe[self._name](batch), "is_first": self._first}
         if "prev_action" in self._memory:
             step["prev_action"] = self._action
         if "prev_reward" in self._memory:
@@ -142,7 +145,7 @@ class Agent(Insight):
             raise ValueError(f"{columns} observations, but {going} episodes are open; call reset() to begin new ones")
         self._first = np.ones(columns, np.bool_)
         self._carry = self.algorithm.initial_carry(columns)
-        self._action = np.zeros((columns, *(self._inside.action.shape or ())), self._inside.action.dtype)
+        self._action = np.zeros((columns, *(self._inside.shape or ())), self._inside.dtype)
 
 
 class Team(Agent):
@@ -150,14 +153,6 @@ class Team(Agent):
 
     In a group with ``N`` agents they are ``[N, ...]``, or ``[n, N, ...]`` of ``n`` environments.
     """
-
-    def __init__(self, algorithm: Algorithm, ctx: RunContext, env_steps: int, normalize: Normalizer) -> None:
-        self.algorithm, self.spec, self.env_steps = algorithm, ctx.spec, env_steps
-        self.ctx, self.normalize, self._native = ctx, normalize, ctx.spec.native_spaces or ctx.spec.groups
-        self._inside = next(iter(ctx.spec.groups.values()))
-        self._memory = {"prev_action", "prev_reward"}.intersection(ctx.needs.keys)
-        self._team = TeamRows(ctx.spec, self._memory)
-        self.reset()
 
     def act(
         self, obs: Any, mode: Mode = "greedy", reward: Any = None, action_mask: Any = None, alive: Any = None
@@ -177,11 +172,11 @@ class Team(Agent):
         if others:
             raise ValueError("the groups differ in their number of environments")
         self._begin(columns := 1 if n is None else n)
-        seen = {name: observe(self._native[name].obs)(batch) for name, (batch, _) in found.items()}
+        seen = {name: self._observe[name](batch) for name, (batch, _) in found.items()}
         out = self._decide(self._team.row(seen, self._first, alive, action_mask, reward), mode, columns)
         groups = {name: out[name] if self.spec.nested else out for name in self._native}
         self._team.actions = {name: group["action"].cpu().numpy() for name, group in groups.items()}
-        actions = {name: execute(self._native[name].action)(x) for name, x in self._team.actions.items()}
+        actions = {name: self._execute[name](x) for name, x in self._team.actions.items()}
         return {name: action[0] for name, action in actions.items()} if n is None else actions
 
 
@@ -203,25 +198,6 @@ def load(path: str | Path, device: str | torch.device = "cpu", seed: int | None 
     core = core_of(checkpoint.manifest["config"] | ({} if seed is None else {"seed": seed}))
     algorithm, ctx, normalize = restored(checkpoint, torch.device(device), core, warnings.warn)
     return (Team if ctx.spec.has_agents else Agent)(algorithm, ctx, checkpoint.manifest["env_steps"], normalize)
-
-
-def adopt(algorithm: Algorithm, core: Core, runs: Mapping[str, str], at: str) -> None:
-    """Let policies of an algorithm play with those of other runs, by policy; an empty name is the only opponent.
-
-    Raises:
-        ConfigError: there is no such run or policy, its weights do not fit, or a run normalizes observations.
-    """
-    for policy, path in runs.items():
-        key = f"{at}.{policy}".rstrip(".")
-        try:
-            other = load(path)
-            algorithm.adopt(policy, other.algorithm)
-        except RuntimeError as error:
-            raise ConfigError(key, f"{path} does not fit: {str(error).splitlines()[-1].strip()}") from None
-        except ConfigError as error:
-            raise error if error.key else ConfigError(key, error.message) from None
-        if core.preprocess.normalize_obs or other.normalize.obs:
-            raise ConfigError(key, "one of the runs normalizes observations, so their policies see different numbers")
 
 
 def core_of(raw: Mapping[str, Any]) -> Core:

@@ -1,4 +1,4 @@
-"""Initial weights of a run, from another run, by its setting ``init_from``."""
+"""Initial weights of a run, from other runs, by its settings ``init_from`` and ``start_from``."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rlplug import script
+from rlplug import agent, script
+from rlplug.api import Algorithm
 from rlplug.checkpointing.format import Checkpoint, find, folder_of
+from rlplug.config import Core
 from rlplug.registry.discovery import unknown
 from rlplug.types import ConfigError
 
@@ -57,6 +59,25 @@ def load(algorithm: nn.Module, normalizer: Any, setting: str | Mapping[str, Any]
     algorithm.load_state_dict(own | chosen)
     if prefixes is None and moments is not None:
         _load_moments(normalizer, moments)
+
+
+def adopt(algorithm: Algorithm, core: Core, runs: Mapping[str, str], at: str) -> None:
+    """Let policies of an algorithm play with those of other runs, by policy; an empty name is the only opponent.
+
+    Raises:
+        ConfigError: there is no such run or policy, its weights do not fit, or a run normalizes observations.
+    """
+    for policy, path in runs.items():
+        key = f"{at}.{policy}".rstrip(".")
+        try:
+            other = agent.load(path)
+            algorithm.adopt(policy, other.algorithm)
+        except RuntimeError as error:
+            raise ConfigError(key, f"{path} does not fit: {str(error).splitlines()[-1].strip()}") from None
+        except ConfigError as error:
+            raise error if error.key else ConfigError(key, error.message) from None
+        if core.preprocess.normalize_obs or other.normalize.obs:
+            raise ConfigError(key, "one of the runs normalizes observations, so their policies see different numbers")
 
 
 def _weights(path: str) -> tuple[dict[str, Any], dict[str, Any] | None]:

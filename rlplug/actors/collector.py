@@ -151,7 +151,7 @@ class RayCollector:
         return {"actors": states, "env": "actors" if saved else None, "metrics": [*self._metrics]}
 
     def load(self, state: Tree) -> None:
-        self._loaded, self._metrics = state["actors"], list(state.get("metrics", ()))
+        self._loaded, self._metrics = state["actors"], list(state["metrics"])
         if self.pool:
             self.pool.load(self._loaded)
 

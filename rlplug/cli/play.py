@@ -79,7 +79,7 @@ def episodes(path: str | Path, overrides: Sequence[str], n: Callable[[Any], int]
     Raises:
         ConfigError: see ``results.evaluate``.
     """
-    from rlplug.evaluation.video import ALONE, pictures
+    from rlplug.evaluation.evaluator import ALONE, pictures
     from rlplug.results.evaluate import stage  # here, because torch takes seconds to import
 
     checkpoint, _, core, algorithm, ctx, normalize, make = stage(path, overrides, tell)

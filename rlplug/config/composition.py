@@ -12,7 +12,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from rlplug.config.errors import UnknownKeyError, elsewhere, joined, single
 from rlplug.config.explain import chosen_as, explained, not_chosen, unknown_option
 from rlplug.config.origins import blamed, check_packages, files_of, folders_of, loaded, option_names
-from rlplug.config.schema import SEVERAL, SINGLE, RunConfig, inside, kind_of, nodes_in, parse, replaced
+from rlplug.config.schema import SEVERAL, SINGLE, RunConfig, inside, kind_of, parse, replaced
 from rlplug.registry import Kind, preset, warn_broken
 from rlplug.types import ConfigError
 
@@ -155,7 +155,7 @@ def plain(config: DictConfig, overrides: Sequence[str] = (), tuned: Tuned | None
 
 
 def _completed(kind: Any, node: Any) -> Any:
-    return replaced(node, {path: _completed(inner, _filled(inner, one)) for path, one, inner in nodes_in(kind, node)})
+    return replaced(node, {path: _completed(inner, _filled(inner, one)) for path, one, inner in inside(kind, node)[1]})
 
 
 def _filled(kind: Kind, node: Any) -> Any:

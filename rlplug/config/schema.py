@@ -343,15 +343,14 @@ def migrate(raw: Mapping[str, Any], kinds: Collection[str] = KINDS) -> dict[str,
 
 
 def _migrate(kind: Any, key: str, node: Any) -> Any:
-    config, _ = inside(kind, node)
-    if hasattr(config, "migrate"):
+    if hasattr(config := inside(kind, node)[0], "migrate"):
         name = node["name"]
         try:
             node = {"name": name} | config.migrate({k: v for k, v in node.items() if k != "name"})
         except Exception as error:
             who = f"{kind} {name!r} of {registry.owner(kind, name)}"
             raise ConfigError(key, f"{who} cannot migrate its settings: {type(error).__name__}: {error}") from error
-    return replaced(node, {path: _migrate(k, dotted(key, *path), one) for path, one, k in nodes_in(kind, node)})
+    return replaced(node, {path: _migrate(k, dotted(key, *path), x) for path, x, k in inside(kind, node)[1]})
 
 
 def scheduled(kind: Any, key: str, node: Any) -> Iterator[tuple[str, Any]]:
@@ -359,32 +358,27 @@ def scheduled(kind: Any, key: str, node: Any) -> Iterator[tuple[str, Any]]:
 
     Components that cannot be imported are skipped.
     """
-    config, _ = inside(kind, node)
+    config, parts = inside(kind, node)
     for name, field in getattr(config, "__pydantic_fields__", {}).items():
         if name in node and any(map(is_schedule, get_args(field.annotation))):
             yield f"{key}.{name}", node[name]
-    for path, one, inner in nodes_in(kind, node):
+    for path, one, inner in parts:
         yield from scheduled(inner, dotted(key, *path), one)
 
 
-def inside(kind: Any, node: Any) -> tuple[Any, list[tuple[Path, Any]]]:
-    """Return the ``Config`` of a node's component and the paths of the components in its options, with their kinds.
+def inside(kind: Any, node: Any) -> tuple[Any, list[tuple[Path, Any, Any]]]:
+    """Return the ``Config`` of a node's component, and path, node and kind of the components in its options.
 
     The ``Config`` is None for a mapping of components, for one that cannot be imported, and for other nodes.
     """
     if kind not in KINDS or not isinstance(node, dict):
         return None, []
     if not isinstance(name := node.get("name"), str):
-        return None, [((name,), kind) for name in node]
+        return None, [((name,), part, kind) for name, part in node.items()]
     with suppress(ConfigError, AttributeError):
         config = registry.load(kind, name).Config
-        return config, _nested(config, node)
+        return config, [(path, _at(node, path), part) for path, part in _nested(config, node)]
     return None, []
-
-
-def nodes_in(kind: Any, node: Any) -> list[tuple[Path, Any, Any]]:
-    """Return path, node and kind of every component directly inside a node."""
-    return [(path, _at(node, path), inner) for path, inner in inside(kind, node)[1]]
 
 
 def nested(chosen: Chosen) -> Iterator[Chosen]:

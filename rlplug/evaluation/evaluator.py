@@ -1,10 +1,11 @@
-"""Evaluation: whole episodes of the greedy policy in separate environments."""
+"""Evaluation: whole episodes of the greedy policy in separate environments, and pictures of them."""
 
 from __future__ import annotations
 
 import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
@@ -12,13 +13,17 @@ import numpy as np
 
 from rlplug import tree
 from rlplug.api import Algorithm, Job, VecEnv
-from rlplug.collection.play import MOST_COLUMNS, Player, share_of
+from rlplug.collection.play import MOST_COLUMNS, Player, Stopped, share_of
+from rlplug.collection.stepping import make_shard
 from rlplug.config import Eval
 from rlplug.context import EnvShard, RunContext
+from rlplug.envs.pictures import picture
 from rlplug.envs.seeded import tell_once
+from rlplug.functional.returns import ended
 from rlplug.types import Batch, NamedWeights
 
 PlayAll = Callable[[Sequence[Job], NamedWeights | None], Iterable[Batch]]
+ALONE = EnvShard("eval", 1, range(1))
 EVALUATION = 2  # separates the seeds of evaluation from training's
 
 
@@ -126,3 +131,26 @@ def shares_of(episodes: int, parts: int) -> list[range]:
     """Divide the columns of an evaluation among ``parts``; some parts may be empty."""
     shares = np.array_split(np.arange(min(episodes, MOST_COLUMNS)), parts)
     return [range(share[0], share[-1] + 1) if len(share) else range(0) for share in shares]
+
+
+def pictures(
+    env: VecEnv,
+    algorithm: Algorithm,
+    ctx: RunContext,
+    episodes: int,
+    normalize: Callable[[Any], Any] | None,
+    stop: Callable[[], bool] = lambda: False,
+) -> Iterator[np.ndarray]:
+    """Play greedy episodes in ``env``, yield an image ``[H, W, 3]`` uint8 before every step, and close ``env``.
+
+    Raises:
+        Stopped: ``stop()``, which is called before every image, returned True.
+    """
+    with closing(env):
+        collector = make_shard(env, algorithm, ctx, ALONE, [ctx.seed], {}, (), normalize, ())
+        collector.reset()
+        while episodes:
+            if stop():
+                raise Stopped
+            yield picture(env)
+            episodes -= int(ended(collector.collect(1, "greedy"))[0, 0])

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from rlplug.agent import adopt, core_of, restored
+from rlplug.agent import core_of, restored
 from rlplug.api import Plan, VecEnv
 from rlplug.checkpointing.format import Checkpoint, find
 from rlplug.checkpointing.installed import check_installed
@@ -25,6 +25,7 @@ from rlplug.distributed.torch_setup import set_up_torch
 from rlplug.envs.spec_json import mismatch
 from rlplug.estimation.estimation import Estimation
 from rlplug.evaluation.evaluator import Evaluator
+from rlplug.pretrained import adopt
 from rlplug.types import ConfigError, Mode
 
 # keys that may change for an evaluation, and for an estimate
@@ -60,7 +61,7 @@ def evaluate(
         overrides: as on the command line: ``eval.episodes=100``, ``seed=7``, ``hardware=cpu``, ``+env.kwargs.g=9.8``.
         tell: called with each line for the user.
         mode: ``greedy``; ``explore``, which samples from the policy without exploration modules; or ``random``.
-        against: runs whose policies play, by policy; see ``agent.adopt``.
+        against: runs whose policies play, by policy; see ``pretrained.adopt``.
 
     Returns:
         ``checkpoint``, ``env_steps``, ``updates``, ``episodes``, ``seed`` and the metrics ``eval/...``.

@@ -9,12 +9,13 @@ from pathlib import Path
 from uuid import uuid4
 
 from rlplug import pretrained
-from rlplug.agent import adopt
-from rlplug.api import Buffer, Collector, Plan
+from rlplug.api import Buffer, Collector, Plan, VecEnv
 from rlplug.collection.in_process import InProcessCollector
 from rlplug.config import RunConfig
-from rlplug.context import ResolvedRun
+from rlplug.context import ResolvedRun, RunContext
 from rlplug.contract import results
+from rlplug.contract.members import check_env
+from rlplug.data.advice import of_recordings
 from rlplug.data.collector import MixedCollector, open_recording
 from rlplug.distributed.collectives import Collectives
 from rlplug.distributed.fabric import AnyFabric, fabric_of, shared_store
@@ -22,16 +23,15 @@ from rlplug.distributed.torch_setup import set_up_torch
 from rlplug.envs.pictures import check_pictures
 from rlplug.envs.spec_json import require_equal
 from rlplug.estimation.estimation import estimation_of
-from rlplug.evaluation.video import ALONE
+from rlplug.evaluation.evaluator import ALONE
 from rlplug.run import checks
 from rlplug.run.callbacks import Callbacks
-from rlplug.run.resolve import resolve
 from rlplug.tracking import register
 from rlplug.trainer.learner import RankLearner
 from rlplug.trainer.placement import Placement
 from rlplug.trainer.policy import BehaviorPolicy
 from rlplug.trainer.trainer import Trainer
-from rlplug.types import ConfigError
+from rlplug.types import ConfigError, EnvSpec
 
 
 def build(
@@ -113,6 +113,22 @@ def build(
     return trainer
 
 
+def resolve(config: RunConfig, plan: Plan | None = None) -> ResolvedRun:
+    """Read the environment's spaces and, unless ``plan`` is given, the hardware's plan; check compatibility.
+
+    Raises:
+        ConfigError: the run cannot start as configured.
+    """
+    chosen: Plan = config.hardware.plan() if plan is None else plan
+    env: VecEnv = config.env.build(RunContext(spec=EnvSpec({}), seed=config.seed))
+    spec = check_env(env)
+    env.close()
+    with of_recordings(config, spec):
+        resolved = ResolvedRun(config, chosen, spec)
+    checks.check(resolved)
+    return resolved
+
+
 def _collector(resolved: ResolvedRun, policy: BehaviorPolicy, learner: RankLearner) -> Collector:
     """Create the collector of this rank."""
     data, ctx = resolved.config.data, policy.ctx
@@ -136,7 +152,7 @@ def begin(config: RunConfig, policy: BehaviorPolicy) -> None:
     """Load the weights of other runs with which a run begins."""
     if config.init_from is not None:
         pretrained.load(policy.algorithm, policy.normalizer, config.init_from)
-    adopt(policy.algorithm, config, config.start_from or {}, "start_from")
+    pretrained.adopt(policy.algorithm, config, config.start_from or {}, "start_from")
 
 
 def start(trainer: Trainer) -> None:

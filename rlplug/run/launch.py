@@ -8,6 +8,7 @@ import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -52,8 +53,7 @@ def train(
         RunError: the run failed.
         KeyboardInterrupt: the run was stopped by Ctrl-C or SIGTERM, as its summary states; holds the signal.
     """
-    plan: Plan = config.hardware.plan()
-    return _launch(plan, config.raw, folder, tell, _train, config.raw, list(command), list(notes))
+    return _launch(config.hardware.plan(), config.raw, folder, tell, created, config.raw, list(command), list(notes))
 
 
 def resume(path: str | Path, overrides: Sequence[str] = (), tell: Tell = print) -> float | None:
@@ -71,7 +71,7 @@ def resume(path: str | Path, overrides: Sequence[str] = (), tell: Tell = print) 
         RunError, KeyboardInterrupt: see ``train``.
     """
     folder, (raw, *_) = Path(path), _read(Path(path), overrides)
-    return _launch(_plan(raw), raw, folder, tell, _resume, list(overrides))
+    return _launch(_plan(raw), raw, folder, tell, reopened, list(overrides))
 
 
 def planned(folder: Path, overrides: Sequence[str]) -> Plan:
@@ -83,14 +83,14 @@ def _plan(raw: dict[str, Any]) -> Plan:
     return choose("hardware", "hardware", raw.get("hardware")).plan()
 
 
-def _launch(plan: Plan, raw: dict[str, Any], folder: Path, tell: Tell, work: Callable[..., Any], *args: Any) -> Any:
-    """Call ``work(fabric, tell, plan, folder, *args)`` on every rank; return the result of rank 0.
+def _launch(plan: Plan, raw: dict[str, Any], folder: Path, tell: Tell, opened: Callable[..., Any], *args: Any) -> Any:
+    """Drive the run of ``opened(fabric, tell, plan, folder, *args)`` on every rank; return the result of rank 0.
 
     If ranks are separate processes, a failed run is restarted as often as the plan allows.
     """
     require_started(plan)
     if launched_elsewhere() or (plan.world_size == 1 and not plan.max_restarts and plan.launcher == "processes"):
-        return work(fabric_of(plan), tell, plan, folder, *args)
+        return _drive(opened, fabric_of(plan), tell, plan, folder, *args)
     if plan.num_nodes > 1:
         raise ConfigError("hardware.num_nodes", f"{plan.num_nodes} machines: start rlplug by torchrun or srun on each")
     with closing(build(parse(raw), folder, plan=plan)):
@@ -102,7 +102,7 @@ def _launch(plan: Plan, raw: dict[str, Any], folder: Path, tell: Tell, work: Cal
     restarts, objects = plan.max_restarts, dumps(raw)
     while True:
         try:
-            return start_ranks(plan, Sent(work, objects), plan, folder, *args, tell=tell)
+            return start_ranks(plan, Sent(partial(_drive, opened), objects), plan, folder, *args, tell=tell)
         except RunError as error:
             if not restarts or not checkpoints(folder):
                 if isinstance(error, RankError):  # the rank could not print this itself
@@ -110,12 +110,17 @@ def _launch(plan: Plan, raw: dict[str, Any], folder: Path, tell: Tell, work: Cal
                 raise
             restarts -= 1
             tell(f"{error}\nrestarting automatically; restarts left: {restarts}")
-            work, args = _resume, ([],)
+            opened, args = reopened, ([],)
 
 
-def _train(*args: Any) -> float:
-    with created(*args) as trainer:
-        return _drive(trainer)
+def _drive(opened: Callable[..., Any], *args: Any) -> float | None:
+    """Run to its end what ``opened(*args)`` yields, and return its score; None: the run has already finished."""
+    with opened(*args) as trainer:
+        if trainer is None:
+            return None
+        with driven(trainer), suppress(Stopped):
+            trainer.loop.run(trainer)
+        return trainer.reports.evaluation.latest.get("eval/return_mean", math.nan)
 
 
 @contextmanager
@@ -141,11 +146,6 @@ def created(
             for note in (*notes, *seen, *trainer.reports.stopping.notes()):
                 tell(note)
         yield trainer
-
-
-def _resume(*args: Any) -> float | None:
-    with reopened(*args) as trainer:
-        return trainer and _drive(trainer)
 
 
 @contextmanager
@@ -223,12 +223,6 @@ def _check_own(
     if total < min(made, checkpoint.manifest["config"]["total_steps"]):  # episodes of jobs may exceed the total
         what = STEP[config.loop.cls.unit]
         raise ConfigError("total_steps", f"{total} is less than the {made} {what}s that the run has made already")
-
-
-def _drive(trainer: Trainer) -> float:
-    with driven(trainer), suppress(Stopped):
-        trainer.loop.run(trainer)
-    return trainer.reports.evaluation.latest.get("eval/return_mean", math.nan)
 
 
 @contextmanager

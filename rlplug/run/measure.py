@@ -18,8 +18,7 @@ from rlplug.buffer.samples import predictions
 from rlplug.collection.play import Stopped
 from rlplug.config.schema import Log
 from rlplug.context import ResolvedRun
-from rlplug.evaluation.evaluator import Evaluator, evaluates_itself, shares_of
-from rlplug.evaluation.video import ALONE, pictures
+from rlplug.evaluation.evaluator import ALONE, Evaluator, evaluates_itself, pictures, shares_of
 from rlplug.functional.schedule import due
 from rlplug.hooks import episode_means
 from rlplug.limits import Stopping

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from torch._inductor import codecache  # noqa: F401  another user may not be able to read it
 
-from rlplug.compiler.cache import VARIABLE, own_folder
+from rlplug.compiler.artifact import VARIABLE, own_folder
 
 VICTIM, OTHER = 23_001, 23_002  # users
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as several users")

@@ -17,8 +17,7 @@ from rlplug.context import EnvShard, RunContext
 from rlplug.distributed.fabric import one_rank
 from rlplug.plugins.algo.linear_bandit import LinGreedy, LinTS, LinUCB
 from rlplug.plugins.env.bandit import LinearBandit, LoggedBandit, read
-from rlplug.run.build import build
-from rlplug.run.resolve import resolve
+from rlplug.run.build import build, resolve
 from rlplug.testing.checks.ranks import distances
 from rlplug.testing.checks.runs import differences
 from rlplug.testing.rank_pool import ranks

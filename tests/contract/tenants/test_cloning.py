@@ -12,7 +12,7 @@ import pytest
 from rlplug.checkpointing.format import checkpoints
 from rlplug.cli import main
 from rlplug.config import compose
-from rlplug.run.resolve import resolve
+from rlplug.run.build import resolve
 from rlplug.testing import conformance
 from rlplug.testing.comparing import differences_of_runs
 from rlplug.types import ConfigError
