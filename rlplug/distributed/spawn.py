@@ -175,8 +175,7 @@ def _run_rank(rank: int, plan: Plan, port: int, pipe: Connection, work: tuple[li
 
 def _end_with(parent: Any) -> None:
     """End this process when its parent ends, which may have happened before this call."""
-    while os.getppid() == parent.pid:
-        time.sleep(0.5)
+    parent.join()
     os._exit(1)
 
 
