@@ -44,7 +44,7 @@ from rlplug.actors.actor import Actor
 from rlplug.api import Plan
 from rlplug.config import compose
 from rlplug.host import on_host
-from rlplug.registry.installed import installed
+from rlplug.registry.discovery import installed
 from rlplug.run.build import build, start
 from rlplug.run.launch import train
 from rlplug.testing.comparing import differences_of_runs

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import itertools
 import os
+import platform
 import re
 import signal
 import stat
@@ -24,6 +25,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from rlplug.types import printable
+
+LIBRARIES = ("rlplug", "torch", "lightning", "gymnasium", "numpy", "hydra-core", "omegaconf")
 
 MOST_BYTES = 2**20  # per file
 MOST_FILES = 10_000  # per folder of YAML groups
@@ -268,3 +271,8 @@ def load_point(point: metadata.EntryPoint) -> Any:
         if spec and (spec.origin or "").endswith(".py"):
             check_size(Path(spec.origin or ""))
     return point.load()
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of Python, rlplug and its main libraries."""
+    return {"python": platform.python_version(), **{name: metadata.version(name) for name in LIBRARIES}}

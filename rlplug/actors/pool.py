@@ -23,7 +23,7 @@ from rlplug.api import Job
 from rlplug.collection.play import rounds
 from rlplug.context import ResolvedRun
 from rlplug.plan import Actors
-from rlplug.registry.installed import installed
+from rlplug.registry.discovery import installed
 from rlplug.script import dumps
 from rlplug.types import Mode, RunError, Tree
 

@@ -8,7 +8,7 @@ from importlib import metadata
 from typing import Any
 
 from rlplug.registry import discovery
-from rlplug.registry.installed import installed
+from rlplug.registry.discovery import installed
 from rlplug.types import CheckpointError
 
 

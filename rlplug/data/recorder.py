@@ -18,8 +18,8 @@ from rlplug.data import json_lines, parquet
 from rlplug.data.source import needs_package
 from rlplug.envs.spec_json import to_json
 from rlplug.host import on_cpu
+from rlplug.packages import versions
 from rlplug.registry import hookimpl
-from rlplug.registry.installed import versions
 from rlplug.types import Batch, EnvSpec, RunError, Tree
 
 Write = Callable[[Path, Sequence[Batch], Mapping[str, Any]], None]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 from collections.abc import Mapping
 
-from rlplug.registry.installed import installed
+from rlplug.registry.discovery import installed
 from rlplug.types import ConfigError
 
 

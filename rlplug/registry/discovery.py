@@ -18,7 +18,7 @@ from typing import Any, TypeVar, cast
 
 import pluggy
 
-from rlplug.packages import Package, cause, conf_folder, extra_of, guarded, load_point, packages, yaml_files
+from rlplug.packages import Package, cause, conf_folder, extra_of, guarded, load_point, packages, versions, yaml_files
 from rlplug.registry.hookspecs import KINDS, Component, Kind, Manifest
 from rlplug.types import ConfigError
 
@@ -205,3 +205,8 @@ def _declared(package: Package, point: EntryPoint) -> Plugin:
     folder = conf_folder(conf) if conf is not None else None
     files = yaml_files(folder) if folder else ()
     return Plugin(package.distribution, package.version, components, folder, files)
+
+
+def installed() -> dict[str, str]:
+    """Return the versions of Python, rlplug, its main libraries and all plugins."""
+    return versions() | {plugin.distribution: plugin.version for plugin in plugins()}

@@ -27,7 +27,7 @@ from rlplug.distributed.torch_setup import denormals_flushed
 from rlplug.distributed.versions import check_same
 from rlplug.envs.silence import is_silent
 from rlplug.nn import remarks
-from rlplug.registry.installed import installed
+from rlplug.registry.discovery import installed
 from rlplug.run import checks, run_dir
 from rlplug.run.build import begin, build, start
 from rlplug.run.callbacks import restore

@@ -22,8 +22,8 @@ from rlplug.checkpointing import atomic
 from rlplug.checkpointing.format import FORMAT, MANIFEST, Manifest, Word, read_manifest
 from rlplug.checkpointing.serialize import damaged
 from rlplug.config import RunConfig, migrate, nested
+from rlplug.packages import versions
 from rlplug.plan import Plan
-from rlplug.registry.installed import versions
 from rlplug.script import described
 from rlplug.tracking import checkout
 from rlplug.types import CheckpointError, ConfigError, Progress

@@ -26,7 +26,7 @@ from rlplug.collection.play import Stopped
 from rlplug.config import RunConfig, compose
 from rlplug.distributed.rng import global_state, load_global_state
 from rlplug.evaluation.evaluator import Evaluator
-from rlplug.registry.installed import installed
+from rlplug.registry.discovery import installed
 from rlplug.run.build import build
 from rlplug.testing.checks.runs import differences
 from rlplug.trainer.trainer import Trainer

@@ -5,7 +5,7 @@ from rlplug.checkpointing import installed as required
 from rlplug.config.schema import kind_of
 from rlplug.distributed.versions import check_same
 from rlplug.packages import extra_of
-from rlplug.registry.installed import installed
+from rlplug.registry.discovery import installed
 from rlplug.types import CheckpointError, ConfigError
 from tests.installing import Install, install, manifest, site  # noqa: F401  fixtures
 
