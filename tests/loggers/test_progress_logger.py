@@ -20,7 +20,7 @@ from types import SimpleNamespace
 import pyte
 import pytest
 
-from rlplug.plugins.algo.dqn import DQN
+from rlplug.plugins.algo.ddpg import DDPG
 from rlplug.plugins.algo.marwil import BC
 from rlplug.plugins.env.recorded import Recorded
 from rlplug.plugins.logger.progress import State
@@ -135,7 +135,7 @@ def test_the_table_says_what_can_be_done_next(run, logger, capsys, status, check
         (BC, ["data"], None, "data.path=data"),
         (BC, ["a", "b c"], None, "'data.path=[a,b c]'"),
         (BC, ["data"], ["held"], "data.path=held"),
-        (DQN, ["data"], None, None),
+        (DDPG, ["data"], None, None),
     ],
 )
 def test_without_an_environment_estimates_come_next(run, logger, capsys, algo, files, judged_by, words):
