@@ -15,7 +15,7 @@ from rlplug.cli import say, tell, without_json
 from rlplug.cli.meant import no_flag
 from rlplug.cli.pbt import PBT
 from rlplug.cli.study import Optuna
-from rlplug.config.schema import SEVERAL, SINGLE, Core
+from rlplug.config.schema import SEVERAL, SINGLE, Core, Preprocess
 from rlplug.registry import Kind
 from rlplug.settings import Nested
 from rlplug.types import ConfigError
@@ -70,10 +70,11 @@ def schemas() -> dict[str, Schema]:
     found = {
         group: _document(_run(nodes) if group in GLOBAL else nodes[group], nodes) for group in (*nodes, *GLOBAL[1:])
     }
-    sweepers = [
-        {"type": "object", "properties": _properties(config), "additionalProperties": False} for config in (Optuna, PBT)
+    preprocess, *sweepers = [
+        {"type": "object", "properties": _properties(config), "additionalProperties": False}
+        for config in (Preprocess, Optuna, PBT)
     ]
-    return found | {"sweeper": _document({"anyOf": sweepers}, {})}
+    return found | {"preprocess": _document(preprocess, {}), "sweeper": _document({"anyOf": sweepers}, {})}
 
 
 def _document(schema: Schema, nodes: Mapping[str, Schema]) -> Schema:
