@@ -77,7 +77,7 @@ def _log_softmax(logits: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def is_allowed(log_probs: Tensor) -> Tensor:
-    """Return, ``[..., n]`` bool, the choices that exist and are not masked: the others have the lowest logit."""
+    """Return the choices that exist and are not masked, ``[..., n]`` bool: the others have the lowest logit."""
     return log_probs > 0.5 * torch.finfo(log_probs.dtype).min
 
 

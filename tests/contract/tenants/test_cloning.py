@@ -102,7 +102,7 @@ REFUSED = {
     ),
     "a loop and an algorithm": (
         ("algo=ppo", "loop=study"),
-        "loop: study learns from an expert's data, which the algorithm cannot; use loop=alternate",
+        "loop: study learns from an expert's data, which the algorithm cannot; use loop=alternate or episodes",
     ),
     "a setting of the run": (
         ("algo=ppo", "loop.replay_ratio=1"),
