@@ -173,6 +173,6 @@ def _described(thing: Any) -> str:
     source: Any = thing if whole else type(thing)
     said = f"{kind} {source.__qualname__} of {source.__module__}"
     try:
-        return f"{said}, {inspect.getsourcefile(source)}:{inspect.getsourcelines(source)[1]}"
+        return f"{said}, {inspect.getsourcefile(source)}:{inspect.findsource(source)[1] + 1}"
     except (OSError, TypeError):
         return said

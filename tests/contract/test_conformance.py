@@ -377,6 +377,7 @@ def test_checks_of_one_distribution():
     assert {check.name for check in conformance.checks("rlplug", kinds=["loop"])} == {
         "alternate",
         "async",
+        "episodes",
         "meta",
         "offline",
         "population",
