@@ -19,7 +19,7 @@ import json
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pyspiel
@@ -119,7 +119,7 @@ def nash_conv(team: Any) -> dict[str, float]:
 
     def measured(chance: np.ndarray) -> float:
         table.action_probability_array[:] = np.stack([1.0 - chance, chance], 1)
-        return float(exploitability_of_policies.nash_conv(game, table))
+        return cast(float, exploitability_of_policies.nash_conv(game, table))
 
     return {"newest": measured(bets[-1]), "mean": measured((reach * bets).sum(0) / reach.sum(0))}
 
