@@ -243,11 +243,12 @@ def weights(rounds: int) -> dict[str, Any]:
 
 def kill_now_and_then(seconds: float, over: threading.Event, killed: list[int]) -> None:
     """Send SIGKILL to one of this process's actors every ``seconds``."""
+    draws = random.Random()  # the global generator belongs to the run
     while not over.wait(seconds):
         mine = psutil.Process().children(recursive=True)
         found = [p for p in mine if p.is_running() and p.cmdline() and p.cmdline()[0].startswith("ray::Actor")]
         if found:
-            victim = random.choice(found)
+            victim = draws.choice(found)
             victim.kill()
             killed.append(victim.pid)
 
