@@ -9,7 +9,10 @@ from rlplug.plugins.algo.a2c import A2C
 from rlplug.plugins.algo.ppo import PPO
 from rlplug.run.build import build
 from rlplug.testing import conformance
+from rlplug.testing.rank_pool import ranks
 from rlplug.types import ConfigError
+from tests.plugins.test_maml import assert_close as assert_same
+from tests.plugins.test_maml import updated
 
 SMALL = ["env=cartpole", "tuned=none", "hardware=cpu", "logger.only=[]", "eval.every=0", "checkpoint.every=0"]
 SMALL += [
@@ -66,6 +69,14 @@ def test_several_jobs_are_one_batch(tmp_path, monkeypatch):
     rlplug.train(["algo=a2c", *SMALL, "loop.jobs=2", "total_steps=100", "compile=off"], folder=tmp_path)
     assert sizes
     assert all(size % 6 == 0 for size in sizes)
+
+
+def test_two_ranks_make_the_updates_of_one():
+    """Several rounds of jobs make a batch, and minibatches are shuffled over all of it."""
+    words = ["algo=ppo", *SMALL, *RUNS["ppo"][1], "rollout_fragment_length=128", "loop.jobs=2", "compile=off"]
+    alone = updated(None, compose(words).raw)
+    for one in ranks(2)(updated, compose([*words, "hardware=2cpu"]).raw):
+        assert_same(alone, one, atol=1e-5, rtol=1e-4)
 
 
 def test_bad_input(tmp_path):

@@ -42,11 +42,11 @@ class Episodes(Loop):
     def run(self, run: Run) -> None:
         while not run.done:
             run.report()
-            played, before, number = list[Batch](), run.progress.env_steps, run.progress.updates * MOST
-            while not played or run.progress.env_steps - before < self.least:
-                jobs = [Job(number + i, episodes=self.cfg.episodes) for i in range(self.cfg.jobs)]
-                number += len(jobs)
-                found = {job.number: batch for job, batch in run.play(jobs, mine=True)}
-                played += [found[key] for key in sorted(found)]
-            rows = side_by_side(played)
+            played, before, rounds = dict[tuple[int, int], Batch](), run.progress.env_steps, 0
+            while not rounds or run.progress.env_steps - before < self.least:
+                first = run.progress.updates * MOST + rounds * self.cfg.jobs
+                jobs = [Job(first + i, episodes=self.cfg.episodes) for i in range(self.cfg.jobs)]
+                played |= {(job.number - first, rounds): batch for job, batch in run.play(jobs, mine=True)}
+                rounds += 1
+            rows = side_by_side([played[place] for place in sorted(played)])  # in order of ranks, who share each round
             run.update({key: leaf for key, leaf in rows.items() if key not in OF_EPISODE})
