@@ -6,12 +6,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from gymnasium.spaces import Discrete
+from gymnasium.spaces import Box, Discrete
 
 from rlplug import testing, tree
-from rlplug.api import Segment
+from rlplug.api import Job, Segment
 from rlplug.checkpointing.format import find
 from rlplug.cli import main
 from rlplug.config import compose
@@ -44,8 +45,8 @@ class Paying:
         return batch["next_obs"][:, 0] > 1.0
 
 
-def of(**options: Any) -> MBMPO:
-    ctx = testing.context(testing.spec(obs=3, action=2), overrides=["algo=mbmpo", "model.hidden=[8]"])
+def of(obs: Any = 3, **options: Any) -> MBMPO:
+    ctx = testing.context(testing.spec(obs, action=2), overrides=["algo=mbmpo", "model.hidden=[8]"])
     ctx.simulator = Paying  # type: ignore[method-assign]
     return MBMPO(testing.config("algo/mbmpo", **{"ensemble_size": 2, "fc_net_hiddens": [8], **options}), ctx)
 
@@ -89,6 +90,46 @@ def test_imagined_episodes_are_streams_of_each_network():
     assert torch.equal(over[0], valid[0] & (obs[0, ..., 0] + 0.5 > 1.0))
     assert not valid[:, 1:][over[:, :-1]].any()
     assert torch.equal(rows["reward"], rows["action"].float())
+
+
+def test_imagined_observations_stay_in_the_space():
+    algorithm = of(Box(np.float32([-1.0, -np.inf]), np.float32([1.0, np.inf])), horizon=5)
+    with torch.no_grad():
+        algorithm.dynamics.change.weight.zero_()
+        algorithm.dynamics.change.bias.fill_(0.5)
+    rows = algorithm._imagined(algorithm.policy.initial(2), 5)
+    going = rows["valid"].any(-1, keepdim=True)
+    assert rows["obs"][..., 0].max() == 1.0
+    assert torch.where(going, rows["obs"][..., 1], 0.0).max() > 1.0
+
+
+def test_an_evaluation_plays_the_policies_of_the_next_real_episodes_and_changes_no_draw():
+    algorithm = of(horizon=5, imagined_episodes=4)
+    algorithm.started.fill_(1)
+    asked = list[tuple[list[Job], dict[str, Any]]]()
+
+    def play(jobs: Any, weights: Any) -> Any:
+        asked.append((jobs, weights))
+        for job in jobs:
+            kind = float(job.policies.get("", 9))
+            yield job, {"return": torch.tensor([kind, kind + 2.0]), "length": torch.tensor([5, 5])}
+
+    metrics = algorithm.evaluate(play, 2)
+    algorithm.rounds(play, 2, 7)
+    (evaluated, weights), (played, next_weights) = asked
+    assert [(job.policies, job.mode) for job in evaluated] == [
+        ({"": "0"}, "greedy"),
+        ({"": "1"}, "greedy"),
+        ({}, "greedy"),
+    ]
+    assert [(job.number, job.policies, job.mode) for job in played] == [
+        (7, {"": "0"}, "explore"),
+        (8, {"": "1"}, "explore"),
+    ]
+    assert all(torch.equal(x, next_weights[k][name]) for k, of_one in weights.items() for name, x in of_one.items())
+    assert any((weights["0"][name] != weights["1"][name]).any() for name in weights["0"])
+    assert metrics["eval/return_mean"] == 1.5  # the mean of 0, 2, 1 and 3
+    assert metrics["eval/policy_return_mean"] == 10.0
 
 
 def test_held_out_rows_are_in_no_loss_and_no_moment():
