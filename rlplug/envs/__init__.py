@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 from rlplug.envs.env_list import EnvList
 from rlplug.envs.making import Maker, find, make_list, make_native
 from rlplug.envs.native import NativeVector
+from rlplug.envs.previous import PreviousInputs
 from rlplug.envs.spaces import sample_tasks
 from rlplug.envs.subprocess import Subprocess
 from rlplug.envs.wrapping import Wrapping
@@ -16,6 +17,7 @@ __all__ = [
     "EnvList",
     "Maker",
     "NativeVector",
+    "PreviousInputs",
     "Subprocess",
     "Wrapping",
     "find",
