@@ -49,16 +49,20 @@ TITLES = {
     "sac_halfcheetah": "SAC, HalfCheetah-v5: batch 256, 256x256, one update a step",
     "ppo_cartpole_64": "PPO, CartPole-v1: 64 environments x 128, else as with 8",
     "ppo_pong": "PPO, Pong: 8 environments x 128, 4 epochs x 4 minibatches, the network of Mnih et al. 2015",
+    "mappo_spread": "MAPPO, simple_spread: 8 environments x 128, 4 epochs x 4 minibatches, 64x64 tanh networks",
     "impala_cartpole": "IMPALA, CartPole-v1: 2 actors x 8 environments x 50, batch 400, two 64x64 tanh networks",
     "impala_pong": "IMPALA, Pong: 2 actors x 4 environments x 50, batch 400, the network of Mnih et al. 2015",
 }
 
 
 ACTORS = ("impala_cartpole", "impala_pong")
-NOT_BY_HAND = ("dqn_prioritized", "sac_pendulum", "sac_halfcheetah", *ACTORS)
+AGENTS_OR_ACTORS = ("mappo_spread", *ACTORS)
+NOT_BY_HAND = ("dqn_prioritized", "sac_pendulum", "sac_halfcheetah", *AGENTS_OR_ACTORS)
 NO_IMAGES = tuple(case for case in TITLES if not case.endswith("pong"))
 NOT_SAC = tuple(case for case in TITLES if not case.startswith("sac"))
-NOT_SHEEPRL = tuple(case for case in TITLES if case.startswith(("dqn", "impala")) or case == "ppo_pong")
+NOT_SHEEPRL = tuple(case for case in TITLES if case.startswith(("dqn", "impala", "mappo")) or case == "ppo_pong")
+NOT_BENCHMARL = tuple(case for case in TITLES if case != "mappo_spread")
+BENCHMARL = ("benchmarl==1.5.2", "torchrl==0.11.1", "tensordict==0.11.0", "pettingzoo==1.24.3", "pygame==2.6.1")
 BF16 = "hardware.precision=bf16-mixed"
 NOT_RLLIB = tuple(case for case in TITLES if case not in ("ppo_cartpole", "ppo_cartpole_64", "ppo_acrobot", *ACTORS))
 
@@ -84,12 +88,20 @@ PEERS = {
         "rlplug, bf16-mixed, compile=max", "with_rlplug", (BF16, "compile=max"), lacks=NOT_SAC
     ),
     "sb3": Peer(
-        "Stable-Baselines3", "with_sb3", requirements=("stable-baselines3==2.9.2",), lacks=("dqn_prioritized", *ACTORS)
+        "Stable-Baselines3",
+        "with_sb3",
+        requirements=("stable-baselines3==2.9.2",),
+        lacks=("dqn_prioritized", *AGENTS_OR_ACTORS),
     ),
-    "sbx": Peer("SBX (JAX)", "with_sb3", ("--jax",), ("sbx-rl==0.28.0",), ("dqn_prioritized", "ppo_pong", *ACTORS)),
-    "tianshou": Peer("Tianshou", "with_tianshou", requirements=("tianshou==2.0.1",), lacks=("ppo_pong", *ACTORS)),
+    "sbx": Peer(
+        "SBX (JAX)", "with_sb3", ("--jax",), ("sbx-rl==0.28.0",), ("dqn_prioritized", "ppo_pong", *AGENTS_OR_ACTORS)
+    ),
+    "tianshou": Peer(
+        "Tianshou", "with_tianshou", requirements=("tianshou==2.0.1",), lacks=("ppo_pong", *AGENTS_OR_ACTORS)
+    ),
     "sheeprl": Peer("SheepRL", "with_sheeprl", requirements=("sheeprl==0.8.4",), lacks=NOT_SHEEPRL),
     "rllib": Peer("RLlib", "with_rllib", (), ("ray[rllib]==2.60.0",), NOT_RLLIB, ("torch", *SHARED[-2:])),
+    "benchmarl": Peer("BenchMARL", "with_benchmarl", (), BENCHMARL, NOT_BENCHMARL, ("torch",)),
     "by_hand": Peer("by hand", "by_hand", lacks=NOT_BY_HAND),
     "by_hand_compiled": Peer("by hand, compiled", "by_hand", ("--compiled",), lacks=NOT_BY_HAND),
 }

@@ -18,6 +18,7 @@ SAC = {"algo": "sac", "gamma": 0.99, "lr": 1e-3, "tau": 0.005, "batch": 256, "hi
 SAC |= {"learning_starts": 100, "capacity": 1_000_000}
 DQN = {"algo": "dqn", "env": "CartPole-v1", "envs": 1, "gamma": 0.99, "lr": 1e-3, "batch": 32, "hidden": (64, 64)}
 DQN |= {"learning_starts": 100, "capacity": 50_000, "epsilon": 0.1, "target_every": 500, "grad_clip": 10.0}
+SPREAD = PPO | {"algo": "mappo", "env": "simple_spread_v3", "envs": 8, "entropy_coeff": 0.01, "lr": 5e-4}
 IMPALA = {"algo": "impala", "actors": 2, "envs": 16, "rollout": 50, "batch": 400, "gamma": 0.99, "lr": 5e-4}
 IMPALA |= {"hidden": (64, 64), "value_coeff": 0.5, "entropy_coeff": 0.01, "grad_clip": 40.0}
 
@@ -31,6 +32,7 @@ CASES: dict[str, dict[str, Any]] = {
     "sac_halfcheetah": SAC | {"env": "HalfCheetah-v5", "steps": 3_000, "learns": None, "start": 500},
     "ppo_cartpole_64": PPO | {"env": "CartPole-v1", "envs": 64, "steps": 60 * 8192, "learns": 60, "start": 8192},
     "ppo_pong": PONG | {"env": "PongNoFrameskip-v4", "envs": 8, "steps": 6 * 1024, "learns": None},
+    "mappo_spread": SPREAD | {"steps": 12 * 1024, "learns": None},
     "impala_cartpole": IMPALA | {"env": "CartPole-v1", "steps": 30_000, "learns": None},
     "impala_pong": IMPALA
     | {"env": "PongNoFrameskip-v4", "envs": 8, "hidden": (512,), "steps": 12_000, "learns": None, "start": 800},

@@ -14,7 +14,9 @@ import rlplug
 from rlplug.run.launch import train
 
 ENVS = {"CartPole-v1": "cartpole", "Acrobot-v1": "acrobot", "Pendulum-v1": "pendulum", "HalfCheetah-v5": "halfcheetah"}
-ENVS |= {"PongNoFrameskip-v4": "pong"}
+ENVS |= {"PongNoFrameskip-v4": "pong", "simple_spread_v3": "simple_spread"}
+AGENTS = 3
+"""of simple_spread, whose rows are all minibatched"""
 
 
 def words(case: dict[str, Any], steps: int) -> list[str]:
@@ -34,6 +36,14 @@ def words(case: dict[str, Any], steps: int) -> list[str]:
         said += [f"algo.clip_param={case['clip']}", f"algo.vf_loss_coeff={case['value_coeff']}"]
         said += [f"algo.entropy_coeff={case['entropy_coeff']}", f"algo.grad_clip={case['grad_clip']}"]
         return [*said, f"log.every={3 * rows}"]
+    if case["algo"] == "mappo":
+        rows = case["envs"] * case["rollout"] * AGENTS
+        said += [hidden, "model.activation=tanh", f"algo.lr={case['lr']}", f"algo.critic_lr={case['lr']}"]
+        said += [f"rollout_fragment_length={case['rollout']}", f"algo.num_sgd_iter={case['epochs']}"]
+        said += [f"algo.sgd_minibatch_size={rows // case['minibatches']}", f"algo.lambda_={case['lambda']}"]
+        said += [f"algo.clip_param={case['clip']}", f"algo.entropy_coeff={case['entropy_coeff']}"]
+        said += [f"algo.grad_clip={case['grad_clip']}", "env.global_state=false", "algo.critic_sees=observations"]
+        return [*said, f"log.every={rows // AGENTS}"]
     if case["algo"] == "impala":
         said += [*torso, f"algo.lr={case['lr']}"]
         said += [f"rollout_fragment_length={case['rollout']}", f"train_batch_size={case['batch']}"]
@@ -68,4 +78,4 @@ def measure(case: dict[str, Any], steps: int, stamps: Stamps) -> None:
 
 
 if __name__ == "__main__":
-    run(dict.fromkeys(("ppo", "dqn", "sac", "impala"), measure), ("rlplug", "torch", "gymnasium"))
+    run(dict.fromkeys(("ppo", "dqn", "sac", "impala", "mappo"), measure), ("rlplug", "torch", "gymnasium"))
