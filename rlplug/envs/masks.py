@@ -10,6 +10,7 @@ from gymnasium.spaces import Discrete, MultiDiscrete, Space
 
 from rlplug.envs.checking import MisfitError
 from rlplug.envs.spaces import inside_action
+from rlplug.spaces import Mixed
 from rlplug.types import ConfigError
 
 
@@ -17,7 +18,7 @@ class Masks:
     """Reads the masks ``[A]`` of actions: ``A`` is ``n`` of a Discrete, ``sum(nvec)`` of a MultiDiscrete.
 
     Args:
-        space: the inside counterpart of the environment's action space.
+        space: the inside counterpart of the environment's action space, of mixed parts that of the choices.
         key: their key in ``info``.
     """
 
@@ -78,7 +79,8 @@ def find_masks(space: Space[Any], key: str | None, info: Mapping[str, Any]) -> M
     """
     if key is None or key not in info:
         return None
-    if isinstance(inside := inside_action(space), Discrete | MultiDiscrete):
+    inside = inside_action(space)
+    if isinstance(inside := inside.choices if isinstance(inside, Mixed) else inside, Discrete | MultiDiscrete):
         return Masks(inside, key)
     raise ConfigError(
         "env.mask_key",

@@ -1,7 +1,8 @@
 """Conversion between an environment's spaces and rlplug's ("inside").
 
 Inside, floats are float32, Discrete spaces start at 0, a Tuple is a Dict with the keys "0", "1" and so on, and bounded
-Box actions lie in [-1, 1]. The parts of Dict and Tuple actions are side by side: one Box, or one MultiDiscrete.
+Box actions lie in [-1, 1]. The parts of Dict and Tuple actions are side by side: one Box, one MultiDiscrete, or one
+``Mixed``, in which numbers come before choices.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import numpy as np
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space, Tuple
 
 from rlplug import tree
+from rlplug.spaces import Mixed
 from rlplug.types import ConfigError, EnvSpec, Group
 
 
@@ -80,11 +82,10 @@ def inside_action(space: Space[Any]) -> Space[Any]:
     """Return the inside counterpart of an action space; a bounded Box becomes ``Box(-1, 1)``.
 
     The discrete parts of a Dict or Tuple become a MultiDiscrete ``[D]``, where a MultiBinary has two choices for each
-    of its bits, and the continuous parts a Box ``[D]``; a single part stays as it is.
+    of its bits, the continuous parts a Box ``[D]``, and both together a ``Mixed``; a single part stays as it is.
 
     Raises:
-        ConfigError: the space is none of float Box, Discrete, MultiDiscrete, MultiBinary, and Dicts and Tuples of
-            either Boxes or the others.
+        ConfigError: the space is none of float Box, Discrete, MultiDiscrete, MultiBinary, and Dicts and Tuples of them.
     """
     match space:
         case Box() if np.issubdtype(space.dtype, np.floating):
@@ -92,25 +93,45 @@ def inside_action(space: Space[Any]) -> Space[Any]:
             return Box(-bound, bound, space.shape, np.float32)
         case Discrete() | MultiDiscrete() | MultiBinary():
             return inside_obs(space)
-        case Dict() | Tuple() if parts := [inside_action(sub) for sub in parts_of(space).values()]:
-            boxes = [part for part in parts if isinstance(part, Box)]
+        case Dict() | Tuple() if parts := [inside_action(sub) for sub in leaves_of(space)]:
             if len(parts) == 1:
                 return parts[0]
-            if len(boxes) == len(parts):
-                low, high = (np.concatenate([getattr(x, of).ravel() for x in boxes]) for of in ("low", "high"))
-                return Box(low, high, dtype=np.float32)
+            boxes = [part for part in parts if isinstance(part, Box)]
+            sizes = [_choices(part) for part in parts if not isinstance(part, Box)]
             if not boxes:
-                return MultiDiscrete(np.concatenate([_choices(part) for part in parts]))
+                return MultiDiscrete(np.concatenate(sizes))
+            low, high = (np.concatenate([getattr(x, of).ravel() for x in boxes]) for of in ("low", "high"))
+            numbers = Box(low, high, dtype=np.float32)
+            return Mixed(numbers, MultiDiscrete(np.concatenate(sizes))) if sizes else numbers
     raise ConfigError(
         "env.id",
         f"its action space is {in_words(space)}; supported are float Box, Discrete, MultiDiscrete and MultiBinary, and"
-        " Dicts and Tuples of either Boxes or the others",
+        " Dicts and Tuples of them",
     )
 
 
 def parts_of(space: Dict | Tuple) -> dict[Any, Space[Any]]:
     """Return the parts of a Dict by key, or of a Tuple by index."""
     return dict(space.spaces) if isinstance(space, Dict) else dict(enumerate(space.spaces))
+
+
+def leaves_of(space: Space[Any]) -> list[Space[Any]]:
+    """Return the parts of a Dict or Tuple, also of nested ones, in their order; any other space is one part."""
+    if isinstance(space, Dict | Tuple):
+        return [leaf for part in parts_of(space).values() for leaf in leaves_of(part)]
+    return [space]
+
+
+def order_of(space: Space[Any]) -> np.ndarray | None:
+    """Return the index that puts an inside action of mixed parts into the order of the parts, ``[A]``.
+
+    None: the action has that order already.
+    """
+    if not isinstance(space, Dict | Tuple) or not isinstance(inside_action(space), Mixed):
+        return None
+    leaves = leaves_of(space)
+    chosen = np.repeat([not isinstance(x, Box) for x in leaves], [int(np.prod(x.shape or ())) for x in leaves])
+    return np.argsort(np.argsort(chosen, kind="stable"), kind="stable")
 
 
 def _choices(space: Space[Any]) -> np.ndarray:
@@ -198,8 +219,14 @@ def execute(space: Space[Any]) -> Callable[[np.ndarray], Any]:
     Box actions are rescaled from [-1, 1] if they are bounded on both sides, and clipped to their bounds. The result
     never shares memory with the argument, since environments may keep actions.
     """
+    run, order = _execute(space), order_of(space)
+    return run if order is None else lambda action: run(action[:, order])
+
+
+def _execute(space: Space[Any]) -> Callable[[np.ndarray], Any]:
+    """Return ``execute`` of actions whose parts are in the order of the space."""
     if isinstance(space, Dict | Tuple):
-        each = [(key, execute(sub), inside_action(sub).shape or ()) for key, sub in parts_of(space).items()]
+        each = [(key, _execute(sub), inside_action(sub).shape or ()) for key, sub in parts_of(space).items()]
         cuts = np.cumsum([int(np.prod(shape)) for _, _, shape in each])
 
         def apart(action: np.ndarray) -> Any:
@@ -244,7 +271,10 @@ def columns(actions: Any, n: int) -> Iterable[Any]:
 
 
 def joined(space: Space[Any]) -> Callable[[np.ndarray], np.ndarray]:
-    """Return ``execute`` with the parts of a Dict or Tuple side by side, shaped like inside actions."""
+    """Return ``execute`` with the parts of a Dict or Tuple side by side in their order, shaped like inside actions.
+
+    Mixed parts have the type of their numbers.
+    """
     run = execute(space)
     if not isinstance(space, Dict | Tuple):
         return run
@@ -255,7 +285,9 @@ def joined(space: Space[Any]) -> Callable[[np.ndarray], np.ndarray]:
             return [leaf for part in parts for leaf in leaves(part)]
         return [actions.reshape(len(actions), -1)]
 
-    return lambda action: np.concatenate(leaves(run(action)), 1).reshape(action.shape)
+    floats = [leaf.dtype for leaf in leaves_of(space) if isinstance(leaf, Box)]
+    dtype: Any = np.result_type(*floats) if floats else None
+    return lambda action: np.concatenate(leaves(run(action)), 1, dtype=dtype).reshape(action.shape)
 
 
 def allocate(space: Space[Any], *lead: int) -> Any:

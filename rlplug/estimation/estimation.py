@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from gymnasium.spaces import Box, Discrete
+from gymnasium.spaces import Discrete
 from torch import Tensor
 
 from rlplug import tree
@@ -27,6 +27,7 @@ from rlplug.distributed.rng import global_state, load_global_state, seed_global_
 from rlplug.estimation.fqe import FQE, fit
 from rlplug.functional import off_policy
 from rlplug.functional.returns import reverse_scan
+from rlplug.nn import as_executed
 from rlplug.trainer.learner import RankLearner
 from rlplug.types import Batch, ConfigError, RunError
 
@@ -194,12 +195,13 @@ class Estimation:
             ConfigError: it is; its density there is clamped to that at the bounds and meaningless.
         """
         space, action = self.ctx.spec.single_agent.action, seen["action"]
-        if "logp" not in self.keys or not isinstance(space, Box) or not space.is_bounded():
+        if "logp" not in self.keys or not action.is_floating_point():
             return
-        beyond = seen["valid"] & (action.abs() > 1.0).reshape(*seen["valid"].shape, -1).any(-1)
+        inner = as_executed(space, action)
+        beyond = seen["valid"] & (action != inner).reshape(*seen["valid"].shape, -1).any(-1)
         if bool(beyond.any()):
             with torch.no_grad():
-                within = self.algorithm.logp(seen | {"action": action.clamp(-1.0, 1.0)}).double()
+                within = self.algorithm.logp(seen | {"action": inner}).double()
             if torch.equal(within[beyond], target[beyond]):
                 said = f"{self._name} has actions beyond the bounds, as of a Gaussian, which this policy never takes"
                 way = "estimator=[dm] takes them as they were executed"

@@ -6,13 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from gymnasium.spaces import Box
 from torch import Tensor
 
 from rlplug import tree
 from rlplug.api import Context, Learner, Losses, Optim, Trainable
 from rlplug.config.schema import Estimate as Config
-from rlplug.nn import Adam, FeatureCritic, Flatten
+from rlplug.nn import Adam, FeatureCritic, Flatten, as_executed
 from rlplug.types import Batch
 
 AT_ONCE = 4096  # rows evaluated at a time
@@ -33,8 +32,7 @@ class FQE(Trainable):
     def __init__(self, cfg: Config, ctx: Context, slot: str, unit: float) -> None:
         super().__init__()
         group = ctx.spec.single_agent
-        self.cfg, self.unit, self.flatten = cfg, unit or 1.0, Flatten(group.action)
-        self.bounded = isinstance(group.action, Box) and group.action.is_bounded()
+        self.cfg, self.unit, self.action, self.flatten = cfg, unit or 1.0, group.action, Flatten(group.action)
         torso = ctx.build(slot, group.obs, cfg.folds)
         self.critic = FeatureCritic(torso, self.flatten.size + 1, cfg.folds)
         self.lr = torch.tensor(cfg.lr)
@@ -70,7 +68,7 @@ class FQE(Trainable):
 
     def _q(self, obs: Any, actions: Tensor, time: Tensor) -> Tensor:
         """Return ``Q [folds, n, K]`` of ``actions [n, K, ...]`` and ``time [n]``."""
-        actions = self.flatten(actions.clamp(-1.0, 1.0) if self.bounded else actions)  # as environments clip them
+        actions = self.flatten(as_executed(self.action, actions))
         code = self.critic.encode(obs, {}, None)[0].unsqueeze(-2)
         code = code.expand(*code.shape[:-2], actions.shape[-2], code.shape[-1])
         return self.critic(code, torch.cat((actions, time[:, None, None].expand(*actions.shape[:-1], 1)), -1))

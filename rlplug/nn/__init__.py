@@ -12,6 +12,7 @@ from rlplug.nn.distributions import (
     DiagGaussian,
     Distribution,
     MultiCategorical,
+    Product,
     TanhGaussian,
 )
 from rlplug.nn.ensemble import Ensemble
@@ -22,6 +23,7 @@ from rlplug.nn.heads import (
     CategoricalHead,
     DiagGaussianHead,
     Head,
+    MixedHead,
     MultiCategoricalHead,
     TanhGaussianHead,
     head_for,
@@ -31,7 +33,7 @@ from rlplug.nn.mlp import MLP, Activation, Init, LayerNorm, Linear, precise
 from rlplug.nn.module import Module
 from rlplug.nn.optim import Adam, LaProp, adam_or_rmsprop
 from rlplug.nn.recurrent import GRU, LSTM, Recurrent, unroll
-from rlplug.nn.spaces import Flatten, choices_of, flat_size, flatten, remarks
+from rlplug.nn.spaces import Flatten, as_executed, choices_of, flat_size, flatten, remarks
 
 __all__ = [
     "CNN",
@@ -64,6 +66,7 @@ __all__ = [
     "LaProp",
     "LayerNorm",
     "Linear",
+    "MixedHead",
     "Mixing",
     "Module",
     "MonotonicMixer",
@@ -72,12 +75,14 @@ __all__ = [
     "NoMixer",
     "Pixels",
     "Policy",
+    "Product",
     "Recurrent",
     "ResidualCNN",
     "SumMixer",
     "TanhGaussian",
     "TanhGaussianHead",
     "adam_or_rmsprop",
+    "as_executed",
     "choices_of",
     "constant",
     "critic_for",

@@ -16,7 +16,8 @@ from rlplug.nn.cnn import is_image
 from rlplug.nn.mlp import Linear, precise
 from rlplug.nn.module import Module
 from rlplug.nn.spaces import choices_of
-from rlplug.types import Batch
+from rlplug.spaces import Mixed
+from rlplug.types import Batch, ConfigError
 
 
 class Critic(Module):
@@ -144,7 +145,13 @@ def critic_for(
         action: Box, Discrete, MultiDiscrete or MultiBinary; a Box is flattened, in [-1, 1].
         ensemble_size: members of the ensemble.
         recurrent: the torso may have a recurrent state.
+
+    Raises:
+        ConfigError: actions are both numbers and choices.
     """
+    if isinstance(action, Mixed):
+        said = f"learns values of either numbers or choices, but the environment's actions are {action}"
+        raise ConfigError("algo", f"{said}; use algo=ppo, or with a recording algo=marwil")
     choices = choices_of(action)
     if choices is not None:
         return DiscreteCritic(build(obs, ensemble_size), choices, ensemble_size)

@@ -8,7 +8,7 @@ makes a distribution of the same kind. Events may have any shape; parameters are
 from __future__ import annotations
 
 import math
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor
@@ -377,6 +377,60 @@ class Beta:
         """Return the logarithm of the integral of ``x^(alpha - 1) (1 - x)^(beta - 1)`` over ``a``, ``[..., A]``."""
         a, b = self.alpha, self.beta
         return a.lgamma() + b.lgamma() - (a + b).lgamma() + math.log(2.0)
+
+
+class Product:
+    """Numbers, and choices that do not depend on them: one vector, ``[..., N + C]`` float.
+
+    Args:
+        numbers: distribution of ``[..., N]``.
+        choices: distribution of ``[..., C]``.
+        normal: the number of normal numbers of noise that ``numbers`` takes.
+    """
+
+    def __init__(self, numbers: Any, choices: MultiCategorical, normal: int) -> None:
+        self.numbers, self.choices, self.normal = numbers, choices, normal
+        self.size = numbers.event[0]
+
+    @property
+    def params(self) -> Tensor:
+        return torch.cat((self.numbers.params, self.choices.params), -1)
+
+    def rebuild(self, params: Tensor) -> Product:
+        numbers, choices = self._apart(params)
+        return Product(self.numbers.rebuild(numbers), self.choices.rebuild(choices), self.normal)
+
+    def sample(self, noise: Tensor) -> Tensor:
+        """Return the action, whose numbers are differentiable if theirs are, from normal noise.
+
+        Choices take uniform noise: the probability of a normal number below that of the noise.
+        """
+        u = _normal_cdf(noise[..., self.normal :]).clamp(max=1.0 - 2.0**-24)
+        return _joined(self.numbers.sample(noise[..., : self.normal]), self.choices.sample(u))
+
+    def mode(self) -> Tensor:
+        return _joined(self.numbers.mode(), self.choices.mode())
+
+    def uniform(self) -> Product:
+        return Product(self.numbers.uniform(), self.choices.uniform(), self.normal)
+
+    def logp(self, action: Tensor) -> Tensor:
+        return self.numbers.logp(action[..., : self.size]) + self.choices.logp(action[..., self.size :].long())
+
+    def entropy(self) -> Tensor:
+        return self.numbers.entropy() + self.choices.entropy()
+
+    def kl_from(self, params: Tensor) -> Tensor:
+        numbers, choices = self._apart(params)
+        return self.numbers.kl_from(numbers) + self.choices.kl_from(choices)
+
+    def _apart(self, params: Tensor) -> tuple[Tensor, Tensor]:
+        size = math.prod(self.choices.log_probs.shape[-2:])
+        return params[..., :-size], params[..., -size:]
+
+
+def _joined(numbers: Tensor, choices: Tensor) -> Tensor:
+    return torch.cat((numbers, choices.to(numbers.dtype)), -1)
 
 
 def _normal_cdf(x: Tensor) -> Tensor:

@@ -19,12 +19,14 @@ from rlplug.nn.distributions import (
     DiagGaussian,
     Distribution,
     MultiCategorical,
+    Product,
     TanhGaussian,
     masked,
 )
 from rlplug.nn.mlp import Linear, precise
 from rlplug.nn.module import Module
 from rlplug.nn.spaces import choices_of
+from rlplug.spaces import Mixed
 from rlplug.types import ConfigError
 
 
@@ -228,6 +230,26 @@ class BetaHead(Head):
         return Beta(alpha, beta, self.event)
 
 
+class MixedHead(Head):
+    """Numbers and choices, independent of each other given the features.
+
+    Args:
+        numbers: head of the numbers, which takes normal noise.
+        choices: head of the choices.
+    """
+
+    noise_kind = "normal"
+
+    def __init__(self, numbers: Head, choices: MultiCategoricalHead) -> None:
+        super().__init__()
+        self.numbers, self.choices = numbers, choices
+        self.noise_size = numbers.noise_size + choices.noise_size
+
+    def forward(self, features: Tensor, mask: Tensor | None = None) -> Product:
+        """Return the distribution; ``mask [..., sum(sizes)]`` marks the allowed choices, factor by factor."""
+        return Product(self.numbers(features), self.choices(features, mask), self.numbers.noise_size)
+
+
 def head_for(
     space: spaces.Space[Any], features: int, *, gain: float | None = 0.01, options: Options | None = None
 ) -> Head:
@@ -240,7 +262,8 @@ def head_for(
             is the same in all states.
 
     Raises:
-        ConfigError: the space is none of Discrete, MultiDiscrete, MultiBinary and Box, or the options do not fit it.
+        ConfigError: the space is none of Discrete, MultiDiscrete, MultiBinary, Box and ``Mixed``, or the options do not
+            fit it.
     """
     kind, free, log_std = "gaussian", True, 0.0
     if options is not None:
@@ -250,6 +273,9 @@ def head_for(
             said = f"autoregressive conditions several choices on each other, but actions are {space}"
             raise ConfigError("algo.distribution", f"{said}; leave it out")
         kind = "gaussian"
+    if isinstance(space, Mixed):  # the options are those of its numbers
+        numbers = head_for(space.numbers, features, gain=gain, options=options)
+        return MixedHead(numbers, MultiCategoricalHead(features, space.choices.nvec.tolist(), gain=gain))
     changed = "distribution" if kind != "gaussian" else "" if free else "free_log_std"
     if changed and not isinstance(space, spaces.Box):
         raise ConfigError(f"algo.{changed}", f"applies to continuous actions, but they are {space}; leave it out")

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.functional import one_hot
 
 from rlplug import host
+from rlplug.spaces import Mixed
 from rlplug.types import ConfigError
 
 Path: TypeAlias = tuple[str, ...]
@@ -26,9 +27,9 @@ class Flatten:
     """Converts a tree of ``space`` with any leading axes to ``[..., size]`` float32.
 
     Box and MultiBinary: trailing axes flattened, bytes and images from 0 to 255 divided by 255; Discrete and
-    MultiDiscrete, which count from 0: one-hot; Dict and Tuple: parts concatenated in the order of the space. A flat
-    float32 Box is returned unchanged. Sizes are read once, since ``torch.compile`` does not support a space's NumPy
-    integers.
+    MultiDiscrete, which count from 0: one-hot; Mixed: its numbers, then its choices, one-hot; Dict and Tuple: parts
+    concatenated in the order of the space. A flat float32 Box is returned unchanged. Sizes are read once, since
+    ``torch.compile`` does not support a space's NumPy integers.
 
     Args:
         embed: encode parts with more than ``MOST_ONE_HOT`` choices by learned embeddings, whose dimension is the fourth
@@ -43,6 +44,7 @@ class Flatten:
         self.parts: list[tuple[Any, Flatten]] = []
         self.choices: list[int] = []
         self.bytes = self.image = False
+        self.numbers = 0
         match space:
             case spaces.Box():
                 self.bytes = space.dtype == np.uint8 and bool((space.high == 255).all())
@@ -53,6 +55,8 @@ class Flatten:
                 self.choices = [int(space.n)]
             case spaces.MultiDiscrete():
                 self.choices = space.nvec.ravel().tolist()
+            case Mixed():
+                self.numbers, self.choices = space.size, space.choices.nvec.tolist()
             case spaces.Dict():
                 self.parts = [(key, Flatten(sub, embed)) for key, sub in space.spaces.items()]
             case spaces.Tuple():
@@ -63,7 +67,8 @@ class Flatten:
         large = [n > MOST_ONE_HOT and embed for n in self.choices]
         self._tables = [nn.Embedding(n, width_of(n)) if it else None for n, it in zip(self.choices, large, strict=True)]
         widths = [width_of(n) if it else n for n, it in zip(self.choices, large, strict=True)]
-        self.size = sum(part.size for _, part in self.parts) or sum(widths) or math.prod(self.shape)
+        flat = self.numbers + sum(widths) or math.prod(self.shape)
+        self.size = sum(part.size for _, part in self.parts) or flat
 
     @property
     def tables(self) -> list[nn.Embedding]:
@@ -83,8 +88,10 @@ class Flatten:
             x = self._flat_event(x)
         if not self.choices:
             return x / 255.0 if self.image or (self.bytes and x.dtype == torch.uint8) else x.float()
-        columns = list(zip(x.long().unbind(-1), self.choices, self._tables, strict=True))
-        return torch.cat([_one_hot(c, n).float() if table is None else table(c) for c, n, table in columns], -1)
+        numbers, chosen = ([x[..., : self.numbers]], x[..., self.numbers :]) if self.numbers else ([], x)
+        columns = list(zip(chosen.long().unbind(-1), self.choices, self._tables, strict=True))
+        flat = [_one_hot(c, n).float() if table is None else table(c) for c, n, table in columns]
+        return torch.cat([*numbers, *flat], -1)
 
     def _flat_event(self, x: Tensor) -> Tensor:
         lead = x.ndim - len(self.shape)
@@ -162,6 +169,13 @@ def choices_of(space: spaces.Space[Any]) -> list[int] | None:
         case spaces.MultiBinary():
             return [2] * math.prod(space.shape)
     return None
+
+
+def as_executed(space: spaces.Space[Any], action: Tensor) -> Tensor:
+    """Return actions ``[..., *shape]`` with bounded numbers clipped to [-1, 1], as environments clip them."""
+    if isinstance(space, Mixed) and space.is_bounded():
+        return torch.cat((action[..., : space.size].clamp(-1.0, 1.0), action[..., space.size :]), -1)
+    return action.clamp(-1.0, 1.0) if isinstance(space, spaces.Box) and space.is_bounded() else action
 
 
 def flat_size(space: spaces.Space[Any]) -> int:

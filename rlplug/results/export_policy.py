@@ -15,7 +15,8 @@ from torch.overrides import TorchFunctionMode
 
 from rlplug.api import Algorithm
 from rlplug.context import RunContext
-from rlplug.envs.spaces import in_words, inside_action, parts_of
+from rlplug.envs.spaces import in_words, inside_action, order_of, parts_of
+from rlplug.nn import choices_of
 from rlplug.types import Batch
 
 CARRY, NEXT = "carry", "next_"
@@ -145,14 +146,20 @@ SCORES = "numbers by which the action was chosen, such as logits or Q-values"
 
 
 class _Native(nn.Module):
-    """Converts actions ``[batch, ...]`` to an environment's space, as ``rlplug.envs.spaces.joined``."""
+    """Converts actions ``[batch, ...]`` to an environment's space, as ``rlplug.envs.spaces.joined``.
 
-    def __init__(self, space: Space[Any]) -> None:
+    Args:
+        whole: actions are not a part of others, which are in the order of the space.
+    """
+
+    def __init__(self, space: Space[Any], whole: bool = True) -> None:
         super().__init__()
-        self.parts = nn.ModuleList()
+        self.parts, self.order = nn.ModuleList(), None
         if isinstance(space, Dict | Tuple):
             parts = parts_of(space).values()
-            self.parts.extend(map(_Native, parts))
+            self.parts.extend(_Native(part, whole=False) for part in parts)
+            if whole and (order := order_of(space)) is not None:
+                self._keep("order", order)
             self.shapes = [inside_action(part).shape or () for part in parts]
             return
         self.dtype = torch.from_numpy(np.empty(0, space.dtype)).dtype
@@ -175,7 +182,7 @@ class _Native(nn.Module):
 
     def forward(self, action: Tensor) -> Tensor:
         if len(self.parts):
-            n = action.shape[0]
+            n, action = action.shape[0], action if self.order is None else action[:, self.order]
             pieces = action.reshape(n, -1).split([*map(math.prod, self.shapes)], 1)
             each = zip(self.parts, self.shapes, pieces, strict=True)
             done = [run(x.reshape(n, *shape)).reshape(n, -1) for run, shape, x in each]
@@ -194,7 +201,7 @@ class _Scores(TorchFunctionMode):
     def __init__(self, action: Space[Any]) -> None:
         super().__init__()
         self.found: Tensor | None = None
-        self.shape, self.discrete = action.shape, not isinstance(action, Box)
+        self.shape, self.discrete = action.shape, choices_of(action) is not None
         self.largest = isinstance(action, Discrete | MultiDiscrete)
         self.chooses = LARGEST if self.largest else POSITIVE
 

@@ -107,7 +107,7 @@ def test_observations_keep_their_dtype_except_float64():
     ("function", "space"),
     [
         (inside_obs, Tuple([Text(3)])),
-        (inside_action, Tuple([Discrete(2), Box(-1, 1, (1,))])),
+        (inside_action, Tuple([Discrete(2), Box(0, 9, (1,), np.int64)])),
         (inside_action, Dict(a=Dict(b=Text(3)))),
         (inside_obs, Dict({"words": Text(3)})),
         (inside_action, Dict({})),

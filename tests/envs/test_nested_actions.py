@@ -10,6 +10,7 @@ from rlplug.config import choose, default_node
 from rlplug.context import EnvShard, RunContext
 from rlplug.envs.masks import find_masks
 from rlplug.results.export import export
+from rlplug.spaces import Mixed
 from rlplug.testing.checks import envs as kit
 from rlplug.testing.worlds import World
 from rlplug.types import ConfigError, EnvSpec
@@ -32,6 +33,11 @@ INSIDE = {
     "dict": MultiDiscrete([2, 2, 2, 3, 3]),
     "tuple": Box(*np.array([[-1, -1, -np.inf], [1, 1, np.inf]], np.float32)),
     "one": Discrete(3),
+    "mixed": Mixed(
+        Box(*np.array([[-np.inf, -1, -1], [np.inf, 1, 1]], np.float32)),  # far, steer
+        MultiDiscrete([3, 2, 2]),
+    ),
+    "bounded": Mixed(Box(-1.0, 1.0, (2,), np.float32), MultiDiscrete([2, 3])),
 }
 
 
@@ -66,6 +72,11 @@ def test_an_environment_gets_its_own_actions(action, vectorization):
         ("ppo", "tuple", [*ROLLOUT, "total_steps=64"]),
         ("sac", "dict", REPLAY),
         ("dqn", "one", REPLAY),
+        ("ppo", "mixed", [*ROLLOUT, "total_steps=64", "algo.kl_coeff=0.2", "exploration=[icm]"]),
+        ("ppo", "bounded", [*ROLLOUT, "total_steps=64", "model=lstm", "model.hidden=8", "algo.distribution=beta"]),
+        ("a2c", "bounded", ["num_envs=2", "total_steps=64", "algo.distribution=squashed_gaussian"]),
+        ("impala", "mixed", ["num_envs=2", "rollout_fragment_length=16", "train_batch_size=32", "total_steps=64"]),
+        ("appo", "mixed", ["num_envs=2", "rollout_fragment_length=8", "train_batch_size=16", "total_steps=64"]),
     ],
 )
 def test_a_policy_acts_in_the_structure_of_the_environment(algo, action, words, tmp_path):
@@ -88,7 +99,11 @@ def leaves(actions):
 
 @pytest.mark.parametrize(
     ("action", "words"),
-    [("dict", ["total_steps=64"]), ("dict", IN_ORDER), ("tuple", ["total_steps=64"]), ("one", ["total_steps=64"])],
+    [
+        *[(action, ["total_steps=64"]) for action in ("dict", "tuple", "one", "mixed")],
+        ("dict", IN_ORDER),
+        ("bounded", ["total_steps=64", "algo.distribution=beta"]),
+    ],
 )
 def test_an_export_has_the_parts_side_by_side(action, words, tmp_path):
     """``export`` replays 40 recorded steps, and compares."""
@@ -96,7 +111,8 @@ def test_an_export_has_the_parts_side_by_side(action, words, tmp_path):
     rlplug.train(["algo=ppo", *RUN, f"+env.kwargs.action={action}", *ROLLOUT, *words], folder=folder)
     (found,) = [x for x in export(folder, "torch", tmp_path / "export", steps=40)["outputs"] if x["name"] == "action"]
     assert found["shape"] == ["batch", *INSIDE[action].shape]
-    assert found["dtype"] == ("float32" if action == "tuple" else "int64")
+    dtypes = {"tuple": "float32", "bounded": "float32", "mixed": "float64"}  # one of its parts is
+    assert found["dtype"] == dtypes.get(action, "int64")
     assert "the parts side by side: " in found["meaning"]
 
 
@@ -106,6 +122,18 @@ def test_a_recording_is_read_again(tmp_path):
     rlplug.train(["algo=bc", *RUN, *words, f"data.path={data}", "train_batch_size=8"], folder=tmp_path / "bc")
     env = World(action="dict")
     assert env.action_space.contains(rlplug.load(tmp_path / "bc").act(env.reset(seed=1)[0]))
+
+
+@pytest.mark.parametrize("kind", ["json", "parquet"])
+def test_a_recording_of_numbers_and_choices_is_read_again(kind, tmp_path):
+    words, data = ["+env.kwargs.action=mixed", "total_steps=64"], tmp_path / "data"
+    record = [f"record.path={data}", f"record.format={kind}"]
+    rlplug.train(["algo=ppo", *RUN, *ROLLOUT, *words, *record], folder=tmp_path / "run")
+    for algo in ("bc", "marwil"):
+        folder = tmp_path / algo
+        rlplug.train([f"algo={algo}", *RUN, *words, f"data.path={data}", "train_batch_size=8"], folder=folder)
+        env = World(action="mixed")
+        assert env.action_space.contains(rlplug.load(folder).act(env.reset(seed=1)[0]))
 
 
 def test_masks_are_those_of_the_parts_side_by_side():

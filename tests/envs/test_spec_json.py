@@ -12,7 +12,8 @@ from hypothesis.extra import numpy as st_np
 
 from rlplug.envs.making import find, make_list
 from rlplug.envs.spaces import single_agent
-from rlplug.envs.spec_json import from_json, mismatch, space_from_json, space_to_json, to_json
+from rlplug.envs.spec_json import from_json, mismatch, playable, space_from_json, space_to_json, to_json
+from rlplug.testing.worlds import NESTED
 from rlplug.types import CheckpointError, ConfigError, EnvSpec, Group
 
 FLOATS = ("float16", "float32", "float64", ">f4")
@@ -100,6 +101,16 @@ def test_a_real_environment_with_its_own_spaces():
     assert back == env.spec
     assert back.native_spaces["agent"].action == Box(-2, 2, (1,))
     assert back.single_agent.action == Box(-1, 1, (1,))
+
+
+@pytest.mark.parametrize("action", ["mixed", "bounded"])
+def test_numbers_and_choices_come_back(action):
+    spec = single_agent(Box(-1, 1, (2,)), NESTED[action], None)
+    node = json.loads(json.dumps(to_json(spec), allow_nan=False))
+    assert from_json(node) == playable(node) == spec
+    node["groups"][0]["action"]["choices"] = {"type": "Discrete", "n": 2, "start": 0, "dtype": "int64"}
+    with pytest.raises(CheckpointError, match="the choices are Discrete"):
+        from_json(node)
 
 
 def test_both_zeros_come_back_and_images_are_small():

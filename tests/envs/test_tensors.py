@@ -10,7 +10,7 @@ from gymnasium.vector import AutoresetMode
 
 from rlplug import tree
 from rlplug.config import compose
-from rlplug.envs.spaces import execute
+from rlplug.envs.spaces import execute, inside_action
 from rlplug.plugins.env.tensors import executed
 from rlplug.run.build import build
 from rlplug.testing.checks.resume import check_resumes
@@ -152,6 +152,19 @@ def test_actions_are_those_of_other_environments(space):
     action = rng.uniform(-1.3, 1.3, (50, 2)).astype(np.float32) if space.shape else rng.integers(0, 3, 50)
     found = executed(space, torch.device("cpu"))(torch.from_numpy(action)).numpy()
     np.testing.assert_allclose(found, execute(space)(action), rtol=1e-6)
+
+
+@pytest.mark.parametrize("action", ["mixed", "bounded"])
+def test_numbers_and_choices_are_those_of_other_environments(action):
+    space = NESTED[action]
+    inside = inside_action(space)
+    inside.seed(1)
+    given = np.stack([inside.sample() for _ in range(6)])
+    given[:3, : inside.size] *= 1.3  # some are beyond their bounds
+    found, expected = executed(space, torch.device("cpu"))(torch.from_numpy(given)), execute(space)(given)
+    for x, y in zip(leaves(found), leaves(expected), strict=True):
+        np.testing.assert_allclose(x.numpy(), y, rtol=1e-6)
+        assert (x.shape, x.is_floating_point()) == (y.shape, y.dtype.kind == "f")
 
 
 @pytest.mark.parametrize("action", ["dict", "tuple", "one"])

@@ -37,9 +37,7 @@ class ARS(Algorithm):
     @classmethod
     def needs(cls, cfg: Config, spec: EnvSpec) -> Needs:
         if not isinstance(action := spec.single_agent.action, Discrete | Box):
-            raise ConfigError(
-                "algo", f"ars cannot choose actions of {action}; it supports discrete and continuous ones"
-            )
+            raise ConfigError("algo", f"ars cannot choose actions of {action}; use algo=ppo for these")
         if cfg.rollouts_used > cfg.num_rollouts:
             said = f"{cfg.rollouts_used} of num_rollouts={cfg.num_rollouts} directions; use that many or fewer"
             raise ConfigError("algo.rollouts_used", said)

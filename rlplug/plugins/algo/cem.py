@@ -36,9 +36,7 @@ class CEM(Algorithm):
     @classmethod
     def needs(cls, cfg: Config, spec: EnvSpec) -> Needs:
         if not isinstance(action := spec.single_agent.action, Discrete | Box):
-            raise ConfigError(
-                "algo", f"cem cannot choose actions of {action}; it supports discrete and continuous ones"
-            )
+            raise ConfigError("algo", f"cem cannot choose actions of {action}; use algo=ppo for these")
         if cfg.population < 2:
             raise ConfigError("algo.population", "1 candidate has no elite; use 2 or more")
         return Needs(rewards=False, keys=("action_mask",) if spec.has_masks else ())

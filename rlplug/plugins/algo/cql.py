@@ -67,7 +67,7 @@ class CQL(Algorithm):
         action = spec.single_agent.action
         if not (isinstance(action, spaces.Box) and action.is_bounded()):
             said = f"needs continuous actions within bounds, but the environment's are {action}"
-            raise ConfigError("algo", f"cql {said}; algo=discrete_cql supports Discrete ones, algo=iql others")
+            raise ConfigError("algo", f"cql {said}; algo=discrete_cql supports Discrete ones, algo=marwil all")
         if cfg.lagrangian_thresh is not None and not cfg.conservative_weight:
             raise ConfigError(
                 "algo.conservative_weight", "0 cannot grow; with algo.lagrangian_thresh it should be above 0"

@@ -71,7 +71,9 @@ class DreamerV3(Algorithm):
         action = spec.single_agent.action
         if choices_of(action) is None and not (isinstance(action, spaces.Box) and action.is_bounded()):
             served = "bounded Box, Discrete, MultiDiscrete and MultiBinary"
-            raise ConfigError("algo", f"dreamerv3 serves {served} actions, but the environment's are {action}")
+            raise ConfigError(
+                "algo", f"dreamerv3 serves {served} actions, but the environment's are {action}; use algo=ppo"
+            )
         if cfg.batch_length < 2:
             raise ConfigError("algo.batch_length", "1 row holds no transition; at least 2 are needed")
         keys = ("obs", "prev_action", "is_first", "reward", "terminated", "valid", "carry")

@@ -41,7 +41,7 @@ class ES(Algorithm):
     @classmethod
     def needs(cls, cfg: Config, spec: EnvSpec) -> Needs:
         if not isinstance(action := spec.single_agent.action, Discrete | Box):
-            raise ConfigError("algo", f"es cannot choose actions of {action}; it supports discrete and continuous ones")
+            raise ConfigError("algo", f"es cannot choose actions of {action}; use algo=ppo for these")
         if cfg.episodes_per_batch % 2:
             said = f"{cfg.episodes_per_batch} candidates are no mirrored pairs; use {cfg.episodes_per_batch + 1}"
             raise ConfigError("algo.episodes_per_batch", said)

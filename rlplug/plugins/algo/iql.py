@@ -18,7 +18,7 @@ from rlplug.api import Algorithm, Clip, Context, Learner, Losses, Model, Needs, 
 from rlplug.functional.offline import expectile_loss
 from rlplug.functional.sequences import longest, n_step_transitions
 from rlplug.functional.targets import polyak_
-from rlplug.nn import Adam, Distribution, Linear, Policy, critic_for, precise
+from rlplug.nn import Adam, Distribution, Linear, Policy, choices_of, critic_for, precise
 from rlplug.settings import (
     NonNegativeFloat,
     PolicyOptions,
@@ -63,7 +63,7 @@ class IQL(Algorithm):
 
     @classmethod
     def needs(cls, cfg: Config, spec: EnvSpec) -> Needs:
-        gaussian = isinstance(spec.single_agent.action, spaces.Box)  # samples may be out of bounds; noise is clipped
+        gaussian = choices_of(spec.single_agent.action) is None  # samples may be out of bounds; noise is clipped
         if not 0.0 < cfg.expectile < 1.0:
             raise ConfigError("algo.expectile", f"{cfg.expectile} should be greater than 0 and less than 1")
         window, keys = Window(longest(cfg.n_step)), ("obs", "action", "reward", "terminated", "valid", "action_mask")

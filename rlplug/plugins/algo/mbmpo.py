@@ -159,8 +159,7 @@ class MBMPO(Algorithm):
         self.started += len(begun)
 
     def _flat(self, action: Tensor) -> Tensor:
-        flat = self.flat(action)
-        return flat if self.flat.choices else flat.clamp(-1.0, 1.0)
+        return self.flat(action).clamp(-1.0, 1.0)
 
     # ---- imagined episodes -------------------------------------------------------------------------------------------
 

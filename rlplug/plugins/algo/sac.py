@@ -72,7 +72,7 @@ class SAC(Algorithm):
                 keys = (*keys, "action_mask")
             case _:
                 served = "Box, Discrete, MultiDiscrete and MultiBinary"
-                raise ConfigError("algo", f"sac serves {served} actions, but the environment's are {action}")
+                raise ConfigError("algo", f"sac serves {served} actions, but they are {action}; use algo=ppo")
         return Needs(Window(longest(cfg.n_step)), data="windows", off_policy=True, perturbable=True, keys=keys)
 
     @classmethod

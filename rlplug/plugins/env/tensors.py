@@ -15,7 +15,7 @@ from torch import Tensor
 from rlplug import tree
 from rlplug.api import Context, EnvTraits, VecEnv
 from rlplug.envs.checking import check_seeds
-from rlplug.envs.spaces import inside_action, parts_of, single_agent
+from rlplug.envs.spaces import inside_action, order_of, parts_of, single_agent
 from rlplug.script import make
 from rlplug.settings import option, settings
 from rlplug.types import Batch, ConfigError, RunError, Tree
@@ -147,8 +147,17 @@ def executed(space: Space[Any], device: torch.device) -> Callable[[Tensor], Any]
 
     Box actions are rescaled from [-1, 1] if they are bounded on both sides, and clipped to their bounds.
     """
+    run, order = _executed(space, device), order_of(space)
+    if order is None:
+        return run
+    index = torch.as_tensor(order, device=device)
+    return lambda action: run(action[:, index])
+
+
+def _executed(space: Space[Any], device: torch.device) -> Callable[[Tensor], Any]:
+    """Return ``executed`` of actions whose parts are in the order of the space."""
     if isinstance(space, Dict | Tuple):
-        each = [(key, executed(sub, device), inside_action(sub).shape or ()) for key, sub in parts_of(space).items()]
+        each = [(key, _executed(sub, device), inside_action(sub).shape or ()) for key, sub in parts_of(space).items()]
         sizes = [math.prod(shape) for *_, shape in each]
 
         def apart(action: Tensor) -> Any:
@@ -162,8 +171,10 @@ def executed(space: Space[Any], device: torch.device) -> Callable[[Tensor], Any]
         both = low.isfinite() & high.isfinite()
         scale, middle = torch.where(both, high / 2 - low / 2, 1.0), torch.where(both, high / 2 + low / 2, 0.0)
         return lambda action: torch.minimum(torch.maximum(action * scale + middle, low), high)
+    if isinstance(space, Box):
+        return lambda action: action
     start: Any = getattr(space, "start", 0)
     if np.any(start):
         offset = torch.as_tensor(start, device=device)
-        return lambda action: action + offset
-    return lambda action: action
+        return lambda action: action.long() + offset
+    return lambda action: action.long()

@@ -12,7 +12,7 @@ from torch import Tensor
 from rlplug import nn
 from rlplug.api import Context, Losses
 from rlplug.functional.curiosity import prediction_error
-from rlplug.nn import Activation, Flatten, Linear, head_for, precise
+from rlplug.nn import Activation, Flatten, Linear, as_executed, head_for, precise
 from rlplug.plugins.exploration.curiosity import Curiosity, network
 from rlplug.settings import ModelNode, NonNegativeFloat, PositiveInt, Scheduled, UnitFloat, option, settings
 from rlplug.types import Batch
@@ -65,17 +65,18 @@ class ICM(Curiosity):
         )
 
     def inverse_error(self, phi: Tensor, next_phi: Tensor, action: Tensor) -> Tensor:
-        """Compute equation 3, the action's negative log-likelihood; continuous: unit variance, up to a constant."""
+        """Compute equation 3, the action's negative log-likelihood; continuous: unit variance, up to a constant.
+
+        Numbers of actions with choices are Gaussian with a learned variance.
+        """
         code = self.inverse_net(torch.cat((phi, next_phi), -1))
         if isinstance(self.space, spaces.Box):
             return prediction_error(precise(self.inverse, code), self._flat(action))
-        return -cast(Any, self.inverse(code)).logp(action)
+        return -cast(Any, self.inverse(code)).logp(as_executed(self.space, action))
 
     def _flat(self, action: Tensor) -> Tensor:
         """Return the executed action: one-hot, or clipped to its bounds."""
-        flat = self.flatten(action)
-        bounded = isinstance(self.space, spaces.Box) and self.space.is_bounded()
-        return flat.clamp(-1.0, 1.0) if bounded else flat
+        return self.flatten(as_executed(self.space, action))
 
     def encoded(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
         """Return features of both observations, and the action, of transitions ``[T, B]`` or flat rows ``[B]``."""
