@@ -27,6 +27,7 @@ from rlplug.nn.heads import (
     MultiCategoricalHead,
     TanhGaussianHead,
     head_for,
+    soft_head,
 )
 from rlplug.nn.mixers import Mixing, MonotonicMixer, NoMixer, SumMixer, mixer_for
 from rlplug.nn.mlp import MLP, Activation, Init, LayerNorm, Linear, precise
@@ -94,5 +95,6 @@ __all__ = [
     "mixer_for",
     "precise",
     "remarks",
+    "soft_head",
     "unroll",
 ]

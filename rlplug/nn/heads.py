@@ -303,6 +303,27 @@ def head_for(
     )
 
 
+def soft_head(space: spaces.Space[Any], features: int, distribution: Literal["squashed_gaussian", "beta"]) -> Any:
+    """Build the head of a policy that learns through action values, as in SAC, for flat actions.
+
+    ``log_probs`` of discrete actions have all choices, and ``sample_and_logp`` of continuous ones has a gradient.
+
+    Args:
+        features: size of its input.
+        distribution: of continuous actions in [-1, 1]; both parameters of each number are outputs.
+
+    Raises:
+        ConfigError: ``beta`` is chosen for discrete actions.
+    """
+    if (choices := choices_of(space)) is not None:
+        if distribution == "beta":
+            said = f"beta applies to continuous actions, but they are {space}"
+            raise ConfigError("algo.distribution", f"{said}; use squashed_gaussian, which discrete ones ignore")
+        return MultiCategoricalHead(features, choices, space.shape)
+    size = math.prod(space.shape or ())
+    return BetaHead(features, (size,), gain=None) if distribution == "beta" else TanhGaussianHead(features, size)
+
+
 def _refuse(mask: Tensor | None, kind: str) -> None:
     if mask is not None:
         raise ConfigError("env.id", f"it masks actions of a {kind} space; masks support Discrete and MultiDiscrete")

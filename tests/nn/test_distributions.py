@@ -127,6 +127,63 @@ def test_a_beta_whose_rounds_are_all_rejected_takes_the_first():
     assert -1.0 <= action.item() < -0.99
 
 
+EXPECTED = {
+    "a": lambda a: (a, torch.ones_like(a)),
+    "a^2": lambda a: (a.square(), 2.0 * a),
+    "sin 3a": lambda a: (torch.sin(3.0 * a), 3.0 * torch.cos(3.0 * a)),
+}
+"""functions of an action, and their derivatives"""
+
+
+@pytest.mark.parametrize("function", EXPECTED)
+@pytest.mark.parametrize(("alpha", "beta"), [(1.2, 4.0), (1.7, 1.7), (30.0, 6.0), (200.0, 300.0)])
+def test_pathwise_gradients_of_a_beta_are_those_of_the_expectation(alpha, beta, function):
+    """Both by the midpoint rule: E[f'(a) da/d(alpha, beta)], and central differences of E[f(a)]."""
+    n = 40_000
+    a = 2.0 * (torch.arange(n, dtype=torch.float64) + 0.5).unsqueeze(-1) / n - 1.0
+    params = torch.tensor([alpha, beta], dtype=torch.float64)
+
+    def density(at):
+        return Beta(*at.expand(n, 2).split(1, -1), (1,)).logp(a).exp() * (2.0 / n)
+
+    own = [x.expand(n, 1).clone().requires_grad_() for x in params]
+    (Beta(*own, (1,)).reparameterized(a) * density(params).unsqueeze(-1) * EXPECTED[function](a)[1]).sum().backward()
+    found = torch.stack([x.grad.sum() for x in own])
+    values, expected = EXPECTED[function](a)[0].squeeze(-1), []
+    for step in torch.eye(2, dtype=torch.float64) * params * 1e-4:
+        difference = ((density(params + step) - density(params - step)) * values).sum()
+        expected.append(difference / (2.0 * step.sum()))
+    assert_close(found, torch.stack(expected), rtol=2e-3, atol=1e-6)
+
+
+def test_a_reparameterized_sample_is_the_sample_with_the_gradient_of_torch():
+    params = [(1.0 + 8.0 * torch.rand(50, 2, dtype=torch.float64)).requires_grad_() for _ in range(2)]
+    mine, noise = Beta(*params, (2,)), torch.randn(50, 2 * Beta.NOISE, dtype=torch.float64)
+    action, logp = mine.sample_and_logp(noise)
+    assert torch.equal(action, mine.sample(noise))
+    found = torch.autograd.grad(action.square().sum(), params, retain_graph=True)
+    both = torch.stack(params, -1)
+    x = torch.stack((0.5 + 0.5 * action, 0.5 - 0.5 * action), -1).detach()
+    scaled = torch._dirichlet_grad(x, both, both.sum(-1, keepdim=True).expand_as(both))
+    of_x = torch.stack((2.0 * 2.0 * action, torch.zeros_like(action)), -1)
+    expected = scaled * (of_x - (x * of_x).sum(-1, keepdim=True))  # as in the backward of Dirichlet.rsample
+    for own, other in zip(found, expected.unbind(-1), strict=True):
+        assert_close(own, other)
+    wide = ref.TransformedDistribution(ref.Beta(*params), ref.AffineTransform(-1.0, 2.0))
+    assert_close(logp, wide.log_prob(action).sum(-1))
+    free = torch.autograd.grad(wide.log_prob(action).sum(), params, retain_graph=True)
+    for own, other in zip(torch.autograd.grad(logp.sum(), params), free, strict=True):
+        assert_close(own, other)
+
+
+def test_gradients_of_extreme_samples_are_finite():
+    alpha, beta = (torch.tensor([1.0, 1.0, 900.0, 900.0]), torch.tensor([1.0, 900.0, 1.0, 900.0]))
+    params = [x.unsqueeze(-1).requires_grad_() for x in (alpha, beta)]
+    for a in (-1.0, 0.0, 1.0):
+        grads = torch.autograd.grad(Beta(*params, (1,)).reparameterized(torch.full((4, 1), a)).sum(), params)
+        assert all(x.isfinite().all() for x in grads)
+
+
 @pytest.mark.parametrize("kind", ["beta", "tanh"])
 def test_densities_at_the_bounds_are_finite(kind):
     mine, _ = pairs()[kind]

@@ -24,6 +24,7 @@ from rlplug.nn import (
     as_executed,
     flatten,
     head_for,
+    soft_head,
 )
 from rlplug.run.build import build
 from rlplug.spaces import Mixed
@@ -305,6 +306,18 @@ WIDE = Box(-np.inf, np.inf, (2,), np.float32)
 def test_options_that_do_not_fit_the_actions_are_refused(space, chosen, said):
     with pytest.raises(ConfigError, match=re.escape(said)):
         head_for(space, 4, options=chosen)
+
+
+def test_a_policy_of_action_values_has_a_gradient_of_its_samples():
+    torch.manual_seed(0)
+    head = soft_head(Box(-1.0, 1.0, (2, 3), np.float32), 8, "beta")
+    action, logp = head(torch.randn(20, 8)).sample_and_logp(head.noise(context(), 20))
+    assert (action.shape, logp.shape) == ((20, 6), (20,))
+    (action.square().sum() - logp.sum()).backward()
+    assert all((p.grad != 0).any() and p.grad.isfinite().all() for p in head.parameters())
+    assert isinstance(soft_head(MIXED.choices, 8, "squashed_gaussian"), MultiCategoricalHead)
+    with pytest.raises(ConfigError, match=r"algo\.distribution: beta applies to continuous actions"):
+        soft_head(MIXED.choices, 8, "beta")
 
 
 def test_log_std_of_the_tanh_head_is_bounded():

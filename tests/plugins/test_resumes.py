@@ -52,6 +52,7 @@ CASES = {
     "adamw": ("ppo", "pendulum", (*ROLLOUT, "optimizer=adamw", "algo.lr=[[0, 1e-3], [1000, 0]]")),
     "rmsprop": ("ppo", "pendulum", (*ROLLOUT, "optimizer=rmsprop", "+optimizer_options.momentum=0.5")),
     "sgd": ("ppo", "pendulum", (*ROLLOUT, "optimizer=sgd", "optimizer_options={momentum: 0.9, nesterov: true}")),
+    "beta": ("sac", "pendulum", (*SMALL, "algo.distribution=beta")),
     "muon": ("sac", "pendulum", (*SMALL, "optimizer=muon", "+optimizer_options.weight_decay=0.1")),
     "whole episodes of a team": ("qmix", "spread_torch", (*SPREAD, *GRU)),
     "a team's sequences": (

@@ -12,6 +12,7 @@ from gymnasium import spaces
 
 from rlplug import testing, tree
 from rlplug.plugins.algo.sac import SAC
+from rlplug.types import ConfigError
 from tests.plugins import acting
 from tests.plugins.acting import gradients, learner_of
 from tests.plugins.acting import windows as sample
@@ -56,6 +57,37 @@ def test_target_is_the_paper_s():
         goal = sample(algorithm)["reward"][0] + 0.9 * torch.tensor([0.0, 1, 1, 1, 1, 1]) * value
         expected = 0.5 * (algorithm.critic(batch["obs"], batch["action"]) - goal).square().sum(0)
     torch.testing.assert_close(algorithm.forward(batch, ("critic",)).terms["critic"], expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(2,), (2, 1), ()])
+def test_targets_of_a_beta_policy(shape):
+    """As above, with the sample of a Beta distribution; the policy's loss moves both of its parameters."""
+    spec = testing.spec(3, spaces.Box(-1.0, 1.0, shape, np.float32))
+    algorithm = make(spec=spec, gamma=0.9, distribution="beta")
+    rows = sample(algorithm)
+    batch = algorithm.prepare(rows)
+    losses = algorithm.forward(batch, ("critic", "actor"))
+    with torch.no_grad():
+        dist = policy(algorithm, batch["next_obs"])
+        action = dist.sample(batch["next_noise"])
+        q = algorithm.target(batch["next_obs"], action).min(0).values
+        wide = torch.distributions.TransformedDistribution(
+            torch.distributions.Beta(dist.alpha, dist.beta), torch.distributions.AffineTransform(-1.0, 2.0)
+        )
+        value = q - algorithm.log_alpha.exp() * wide.log_prob(action).sum(-1)
+        goal = rows["reward"][0] + 0.9 * torch.tensor([0.0, 1, 1, 1, 1, 1]) * value
+        expected = 0.5 * (algorithm.critic(batch["obs"], batch["action"]) - goal).square().sum(0)
+    torch.testing.assert_close(losses.terms["critic"], expected, rtol=1e-4, atol=1e-5)
+    losses.terms["actor"].sum().backward()
+    assert (algorithm.policy.linear.weight.grad.abs().sum(1) > 0).all()
+    out, _ = algorithm.act({"obs": batch["obs"], "is_first": torch.ones(6, dtype=torch.bool)}, {}, "explore")
+    assert out["action"].shape == (6, *shape)
+    assert (out["action"].abs() <= 1.0).all()
+
+
+def test_a_beta_of_choices_is_refused():
+    with pytest.raises(ConfigError, match=r"algo\.distribution: beta applies to continuous actions"):
+        make(spec=testing.spec(3, 4), distribution="beta")
 
 
 def test_temperature_rises_while_the_policy_is_more_certain_than_asked():

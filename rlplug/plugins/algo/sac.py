@@ -24,7 +24,7 @@ from rlplug.functional.priorities import sequence_priority
 from rlplug.functional.quadrature import normal_points
 from rlplug.functional.sequences import carry_before, longest, n_step_sequences, n_step_transitions
 from rlplug.functional.targets import polyak_
-from rlplug.nn import Adam, MultiCategoricalHead, TanhGaussianHead, choices_of, critic_for, frozen, unroll
+from rlplug.nn import Adam, choices_of, critic_for, frozen, soft_head, unroll
 from rlplug.settings import (
     NonNegativeFloat,
     NonNegativeInt,
@@ -46,6 +46,7 @@ class SAC(Algorithm):
     class Config:
         gamma: UnitFloat = option("Discount factor.")
         n_step: StepRange = option("Rewards in the target before bootstrapping; [1, 5]: drawn for each sample.")
+        distribution: Literal["squashed_gaussian", "beta"] = option("Distribution of continuous actions.")
         twin_q: bool = option("Two critics; targets and policy use the minimum.")
         tau: UnitFloat = option("Polyak step of the target critics.")
         target_update_period: PositiveInt = option("Critic updates between two updates of the target.")
@@ -90,8 +91,7 @@ class SAC(Algorithm):
         self.model = ctx.build("model", obs)
         if self.sequences and not self.model.initial_carry(1):
             raise ConfigError("model", "has no recurrent state, but critic_model has; sac needs both, or the first")
-        n = self.model.out_dim
-        self.policy = MultiCategoricalHead(n, choices, self.shape) if choices else TanhGaussianHead(n, self.size)
+        self.policy = soft_head(action, self.model.out_dim, cfg.distribution)
         build = partial(critic_for, partial(ctx.build, "critic_model"), obs, action, recurrent=self.sequences)
         self.critic, self.target = (build(ensemble_size=ensemble_size) for _ in range(2))
         self.target.requires_grad_(False).load_state_dict(self.critic.state_dict())
@@ -147,7 +147,7 @@ class SAC(Algorithm):
         """Return ``V = E[min Q - alpha log pi]``, see ``soft_value``; recurrent critics start with zero states."""
         code, _ = self.critic.encode(batch["obs"], {}, batch.get("is_first"))
         (dist, _), alpha = self.dist(batch, carry_before(batch)), self.log_alpha.exp()
-        noise = [None] if self.discrete else normal_points(32, self.size).to(code).unbind()  # the same in every call
+        noise = [None] if self.discrete else normal_points(32, self.policy.noise_size).to(code)  # always the same
         return torch.stack([self.soft_value(self.critic, code, dist, x, alpha)[0] for x in noise]).mean(0)
 
     # ---- learning -------------------------------------------------------------------------------------------------
@@ -160,8 +160,8 @@ class SAC(Algorithm):
             out = n_step_transitions(batch, self.cfg.gamma, self.cfg.n_step, self.ctx.randint)
         out["action"] = out["action"].flatten(out["returns"].ndim) if self.shape else out["action"].unsqueeze(-1)
         if not self.discrete:
-            *lead, columns = out["returns"].shape  # every rank takes the noise of its own columns
-            out |= {k: self.ctx.randn(columns, *lead, self.size).movedim(0, -2) for k in ("noise", "next_noise")}
+            *lead, n = out["returns"].shape  # every rank takes the noise of its own columns
+            out |= {k: self.ctx.randn(n, *lead, self.policy.noise_size).movedim(0, -2) for k in ("noise", "next_noise")}
             out["action"] = out["action"].clamp(-1.0, 1.0)  # as executed, if another policy recorded them
         return out | {key: batch[key] for key in ("weight",) if key in batch}
 
