@@ -68,11 +68,14 @@ class ResolvedRun:
 
     def _sample(self) -> int:
         """Return the transitions of a sample; with segments, those of whole segments."""
-        config, size = self.config, self.config.train_batch_size
-        if self.needs.data != "segments" or self.needs.gradients:
-            return size
-        least = config.rollout_fragment_length * max(1, config.num_envs // (self._shards * self._ranks)) * self._ranks
-        return -(-size // least) * least
+        size, least = self.config.train_batch_size, self.whole_segments
+        return -(-size // least) * least if self.needs.data == "segments" else size
+
+    @property
+    def whole_segments(self) -> int:
+        """Return the transitions of one segment of every part of the environments."""
+        config = self.config
+        return config.rollout_fragment_length * max(1, config.num_envs // (self._shards * self._ranks)) * self._ranks
 
     @property
     def _ranks(self) -> int:

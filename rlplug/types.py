@@ -64,7 +64,7 @@ KEYS: Mapping[str, tuple[str, str, str]] = {
     "carry": ("[T+1, B, ...]", "float32", "recurrent state before the row; in a sample [1, B, ...], before row 0"),
     "prev_reward": ("[T+1, B]", "float32", "reward of the row before; 0 where is_first"),
     "prev_action": ("[T+1, B, ...]", "as action", "action of the row before; zeros where is_first"),
-    "gradients": ("[1, n, ...]", "float32", "sums over valid rows, computed by the actor: Needs.gradients"),
+    "gradients": ("[1, n, ...]", "float32", "sums over valid rows, computed by the actor (annotate)"),
     "index": ("[B]", "int64", "insertion id of the sample in its buffer"),
     "priority": ("[B]", "float32", "new priority of a sample (feedback), or initial one of a row (postprocess)"),
     "version": ("[B]", "int64", "updates of the weights with which the column was collected (queue)"),

@@ -21,7 +21,6 @@ from rlplug.context import ResolvedRun
 from rlplug.contract.jobs import check_job
 from rlplug.evaluation.evaluator import shares_of
 from rlplug.host import copied
-from rlplug.trainer.gradients import SegmentGradients
 from rlplug.trainer.policy import BehaviorPolicy
 from rlplug.types import Batch, NamedWeights, Progress, RunError, Tree, groups_of
 
@@ -45,8 +44,6 @@ class RayCollector:
         self._last_row: Tree = None
         self._since, self._waited = time.monotonic(), 0.0  # start of the interval, seconds waited in it
         columns = [slice(i, i + share) for i in range(0, len(self.env_ids), share)]
-        if policy.ctx.needs.gradients:
-            SegmentGradients(policy.algorithm, policy.normalizer, policy.ctx, share)  # checks the actors' share
         with closing(policy.shard(self.env_ids[:1])) as probe:
             one = probe.spec
         self.spec = replace(one, row=tree.cat([one.row] * len(self.env_ids)), shards=columns)

@@ -244,12 +244,19 @@ class Algorithm(Trainable):
         """Process a segment on the actor before it is sent: initial priorities, ranked rewards."""
         return data
 
-    def initial_priorities(self, batch: Batch) -> Tensor:
-        """Return the initial priorities ``[T, B]`` of a segment's rows, computed with the weights that played it.
+    def annotate(self, batch: Batch) -> Batch:
+        """Return keys ``[n, b, ...]`` to add to a segment, computed on the actor with the weights that played it.
 
-        The actor calls it if ``Needs.keys`` has ``priority``, unless ``postprocess`` sets them. Rows are as in
-        ``prepare``, but without intrinsic rewards. It draws no random numbers.
+        Rows are as in ``prepare``, but without intrinsic rewards. It draws no random numbers. The default returns
+        ``initial_priorities``, and is called if ``Needs.keys`` has ``priority``.
         """
+        if "priority" in batch:  # set by ``postprocess``
+            return {}
+        first = torch.where(batch["valid"][:-1], self.initial_priorities(batch), 0.0)
+        return {"priority": torch.cat((first, torch.zeros_like(first[:1])))}
+
+    def initial_priorities(self, batch: Batch) -> Tensor:
+        """Return the initial priorities ``[T, B]`` of a segment's rows; see ``annotate``."""
         raise NotImplementedError(f"{type(self).__name__}.initial_priorities")
 
     def candidate_weights(self, candidate: Batch) -> Weights:

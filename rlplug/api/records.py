@@ -46,7 +46,7 @@ class Needs:
     rewards: bool = True  # learns from rewards, so intrinsic rewards apply
     simulates: bool = False  # plans with ``ctx.simulator()``, whose rows are not preprocessed
     raw: bool = False  # reads rows as ``play`` returns them, before they are preprocessed
-    gradients: bool = False  # compute gradients on the collecting actor, with the weights that played the segment
+    gradients: bool = False  # actors compute gradients (``annotate``), which ``forward`` returns as a loss
     perturbable: bool = False  # exploration modules may change its actions after ``act``
     noise: str = ""  # acts greedily; needs an exploration module, such as this one
     keys: tuple[str, ...] = ()  # keys stored after ``postprocess``, for ``prepare`` and ``forward``

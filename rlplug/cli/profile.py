@@ -58,7 +58,6 @@ OWN = {  # by file and function in this package
     ("compiler/compiler.py", "step"): (LEARN, "compiled gradient steps"),
     ("trainer/steps.py", "__call__"): (LEARN, "compiled updates"),
     ("trainer/steps.py", "take"): (LEARN, "clipping and optimizer"),
-    ("trainer/gradients.py", "__call__"): (LEARN, "gradients of segments"),  # on the collecting process
 }
 CALLED = {  # by function in this package, for calls into plugins or libraries
     ("_play", "step"): (COLLECT, "environments"),
@@ -68,6 +67,7 @@ CALLED = {  # by function in this package, for calls into plugins or libraries
     ("update", "sample"): (LEARN, "sampling"),
     ("_learned", "prepare"): (LEARN, "targets"),
     ("call", "prepare"): (LEARN, "targets"),
+    ("annotated", "annotate"): (LEARN, "priorities and gradients of segments"),  # on the collecting process
     ("update", "feedback"): (LEARN, "priorities"),
 }
 PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep

@@ -21,22 +21,20 @@ Transform: TypeAlias = Callable[[Batch], Batch]
 def transforms(
     algorithm: Algorithm, ctx: RunContext, keys: Sequence[str], preprocess: Transform = as_it_is
 ) -> list[Transform]:
-    """Return the transforms: ``Algorithm.postprocess``, selection of stored keys and, if needed, initial priorities.
+    """Return the transforms: ``Algorithm.postprocess``, selection of stored keys and, if needed, ``annotate``.
 
     Args:
         keys: stored keys of a row, in addition to ``CORE`` and ``alive``.
-        preprocess: maps a segment to the learner's inputs, for initial priorities.
+        preprocess: maps a segment to the learner's inputs, for ``annotate``.
     """
 
-    def prioritized(segment: Batch) -> Batch:
-        if "priority" in segment:
-            return segment
-        seen = on_device(preprocess(segment), ctx.device)
-        first = torch.where(seen["valid"][:-1], algorithm.initial_priorities(seen), 0.0)
-        return segment | {"priority": torch.cat((first, torch.zeros_like(first[:1]))).cpu()}
+    def annotated(segment: Batch) -> Batch:
+        more = algorithm.annotate(on_device(preprocess(segment), ctx.device))
+        return segment | tree.map(torch.Tensor.cpu, more)
 
     found: list[Transform] = [lambda segment: algorithm.postprocess(segment), stored(ctx, keys)]
-    return [*found, prioritized] if "priority" in keys else found
+    annotates = "priority" in keys or type(algorithm).annotate is not Algorithm.annotate
+    return [*found, annotated] if annotates else found
 
 
 def stored(ctx: RunContext, keys: Sequence[str]) -> Transform:

@@ -12,7 +12,7 @@ import torch
 from rlplug import tree
 from rlplug.api import Algorithm, Exploration, SegmentSpec, VecEnv
 from rlplug.collection.acting import Acting
-from rlplug.collection.finishing import Transform, finished, transforms
+from rlplug.collection.finishing import Transform, finished, stored, transforms
 from rlplug.collection.nonfinite import check_segment
 from rlplug.collection.segment import Layout, SegmentMemory
 from rlplug.compiler.compiler import Compiler
@@ -34,7 +34,6 @@ class ShardCollector:
         keys: stored keys in addition to ``CORE`` and ``alive``; None: the algorithm's needs.
         normalize: maps observations to the policy's inputs.
         finishing: transforms of a segment; None: those of the algorithm.
-        gradients: later transforms that add gradients, which a row of ``spec`` does not include.
         compiler: compiles acting, or whole rollouts if it records on a device and environments exchange tensors.
     """
 
@@ -51,13 +50,12 @@ class ShardCollector:
         keys: Sequence[str] | None = None,
         normalize: Callable[[Any], Any] | None = None,
         finishing: Sequence[Transform] | None = None,
-        gradients: Sequence[Transform] = (),
         compiler: Compiler | None = None,
     ) -> None:
         self.env, self.algorithm, self.ctx, self.shard, self.seeds = env, algorithm, ctx, shard, seeds
         self.keys = (*ctx.needs.keys, *ctx.needs.recorded) if keys is None else keys
         self.finishing = transforms(algorithm, ctx, self.keys) if finishing is None else finishing
-        self.gradients, self.num_envs, device = gradients, len(shard.env_ids), env.traits.device
+        self.num_envs, device = len(shard.env_ids), env.traits.device
         records = compiler is not None and compiler.graphs is not None and device is not None
         self._recorder = compiler if records and env.traits.traceable else None
         one_copy = OneCopy() if ctx.device.type != "cpu" and device is None else None
@@ -102,7 +100,7 @@ class ShardCollector:
             if not self._open:
                 self.reset()
             with torch.inference_mode(), self.ctx.acting(self.shard):
-                rows = finished(self._allocate(2).tensors, self.finishing)
+                rows = finished(self._allocate(2).tensors, (*self.finishing, stored(self.ctx, self.keys)))
         given = {*rows, "action_mask"}.union(*(rows[name] for name in self.ctx.spec.nested))
         if missing := [key for key in self.keys if key not in given and key not in self.ctx.needs.recorded]:
             raise results.missing_keys(missing, self.algorithm, self.acting.exploration)
@@ -144,7 +142,7 @@ class ShardCollector:
             with torch.inference_mode(), self.ctx.acting(self.shard), self.acting.playing(mode, weights, row):
                 if rows not in self._memory:
                     self._memory[rows] = self._allocate(rows + self.extra_rows)
-                return finished(self._play(self._memory[rows], rows, stop), (*self.finishing, *self.gradients))
+                return finished(self._play(self._memory[rows], rows, stop), self.finishing)
         except Exception:
             if rows in self._memory:
                 check_segment(self._memory[rows].tensors, env_steps, self.shard.env_ids)

@@ -152,6 +152,11 @@ def _hardware(run: ResolvedRun) -> Refusals:
         run.plan, run.plan.world_size, run.config.num_envs, run.needs, run.config.algo.name)
     if needs.data != "rollout":  # a rollout is not sampled
         yield from shares(run.config.train_batch_size, plan)
+    size, rollout, whole = run.config.train_batch_size, run.config.rollout_fragment_length, run.whole_segments
+    rows = rollout * (1 if num_envs % ranks else ranks)
+    yield (needs.gradients and size % whole and (whole % size or size % rows), "train_batch_size", lambda:
+           f"{size} transitions are not whole rollouts of {rollout} steps that divide the {whole // rows} environments "
+           f"of a process; use {' or '.join(str(n) for n in range(rows, whole + 1, rows) if whole % n == 0)}")
     for option, plain in (("microbatches", 1), ("precision", "32-true")):
         yield (needs.gradients and getattr(plan, option) != plain, f"hardware.{option}", "applies to gradients of "
                f"the learner, but {algo}'s actors compute them; use the default")

@@ -19,7 +19,6 @@ from rlplug.distributed.fabric import AnyFabric
 from rlplug.functional.curiosity import rewarded
 from rlplug.functional.minibatches import minibatches
 from rlplug.host import on_device
-from rlplug.trainer.gradients import take_over
 from rlplug.trainer.normalize import Normalizer
 from rlplug.trainer.optimizer import OptimizerState
 from rlplug.trainer.placement import Placement
@@ -107,7 +106,7 @@ class RankLearner:
         """Learn from a sample; see ``update``."""
         batch, bonuses = self._received(batch)
         with torch.no_grad():
-            prepared = batch if "gradients" in batch else self._prepare(batch)
+            prepared = self._prepare(batch)
         losses = self.algorithm.update(prepared, self)
         losses.metrics.update(bonuses)
         for name, extra in self.exploration.items():
@@ -154,11 +153,7 @@ class RankLearner:
         due = tuple(name for name in (own if parts is None else parts) if own[name].due())
         if not due:
             return Losses({})
-        if "gradients" in batch:
-            params = [p for name in due for p in own[name].params]
-            losses, norms = take_over(batch, who, params, self.placement.ranks), {}
-        else:
-            losses, norms = self.steps.compute(batch, who, due, True, diagnostics)
+        losses, norms = self.steps.compute(batch, who, due, True, diagnostics)
         if not self.steps.take(who, due, losses.terms, norms):
             return Losses(losses.terms, losses.metrics)  # priorities of a skipped step may be NaN
         who.after_step(due, losses, self)

@@ -17,7 +17,6 @@ from rlplug.collection.stepping import make_shard
 from rlplug.config import RunConfig
 from rlplug.context import EnvShard, RunContext
 from rlplug.distributed.rng import seed_global
-from rlplug.trainer.gradients import SegmentGradients
 from rlplug.trainer.normalize import Normalizer
 from rlplug.trainer.optimizer import refuse_nan
 from rlplug.types import Tree
@@ -58,8 +57,6 @@ class BehaviorPolicy:
         seeds = np.random.SeedSequence([self.config.seed, TRAINING]).generate_state(total)[[*env_ids]].tolist()
         shard, keys = EnvShard("actor", total, env_ids), (*self.ctx.needs.keys, *self.ctx.needs.recorded)
         options |= {"finishing": self.finishing(keys), "normalize": self.normalize}
-        if self.ctx.needs.gradients:
-            options["gradients"] = [SegmentGradients(self.algorithm, self.normalizer, self.ctx, len(env_ids))]
         return make_shard(self.env(shard), self.algorithm, self.ctx, shard, seeds, self.exploration, **options)
 
     def finishing(self, keys: Sequence[str]) -> list[Transform]:

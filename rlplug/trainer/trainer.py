@@ -22,7 +22,6 @@ from rlplug.contract.jobs import check_jobs
 from rlplug.host import on_cpu
 from rlplug.registry import Events
 from rlplug.trainer.agreement import Agreement
-from rlplug.trainer.gradients import parts
 from rlplug.trainer.learner import RankLearner
 from rlplug.trainer.metrics import Clock, Means
 from rlplug.trainer.orders import Orders
@@ -151,8 +150,7 @@ class Trainer(Run):
             # the few rows of a short last rollout would make a poor gradient
             if self.ctx.needs.data != "rollout":
                 segment.batch = on_cpu(segment.batch)  # buffers keep their indices on the host
-            for part in parts(segment.batch):
-                self.buffer.add(segment if part is segment.batch else replace(segment, batch=part))
+            self.buffer.add(segment)
         return self.episodes.add(segment.batch, segment.columns)
 
     def begin_empty(self) -> int:

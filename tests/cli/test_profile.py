@@ -102,7 +102,7 @@ PARTS = {  # of runs, a part of which something is measured, and what is said of
     ),
     "gradients that are computed where they are collected": (
         ["algo=a3c", "env=cartpole"],
-        {"  gradients of segments": 10},
+        {"  priorities and gradients of segments": 10},
         "",
     ),
 }

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from functools import cache
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -15,10 +15,9 @@ from rlplug.registry import hookimpl
 from rlplug.run.build import build
 from rlplug.testing.checks.runs import play
 from rlplug.testing.rank_pool import ranks
-from rlplug.trainer.gradients import SegmentGradients, parts
+from rlplug.trainer.learner import RankLearner
 from rlplug.trainer.losses import total_loss
-from rlplug.trainer.normalize import Normalizer
-from rlplug.types import ConfigError
+from rlplug.types import Batch, ConfigError
 from tests.plugins import acting
 from tests.plugins.acting import B, T, learner_of, move, segment, weights
 
@@ -26,18 +25,15 @@ SMALL = ("num_envs=4", "rollout_fragment_length=8", "model.hidden=[8]", "algo.lr
 RUN = ("algo=a3c", "env=cartpole", *SMALL, "train_batch_size=16", "hardware=cpu", "logger.only=[]", "eval.every=0")
 
 
-@cache
-def preprocess():
-    return compose(["algo=a3c", "tuned=none"]).preprocess
-
-
 def make(*words: str, size: int = T * B) -> A3C:
     run = {"num_envs": B, "rollout_length": T, "batch_size": size}
     return acting.make(A3C, "a3c", None, words, run, lr=0.01)
 
 
-def gradients_of(algorithm: A3C, width: int = B) -> SegmentGradients:
-    return SegmentGradients(algorithm, Normalizer(preprocess(), algorithm.ctx.spec, B), algorithm.ctx, width)
+def annotated(algorithm: A3C, batch: Batch) -> Batch:
+    """As an actor does it, in inference mode."""
+    with torch.inference_mode():
+        return batch | algorithm.annotate(batch)
 
 
 # ---- one gradient ----------------------------------------------------------------------------------------------------
@@ -46,13 +42,14 @@ def gradients_of(algorithm: A3C, width: int = B) -> SegmentGradients:
 @pytest.mark.parametrize("words", [(), ("model=lstm",)], ids=["mlp", "lstm"])
 @pytest.mark.parametrize("count", [1, 2, 4])
 def test_what_was_computed_elsewhere_makes_the_step_of_the_rows(words, count):
-    """Where the weights are the same, however many gradients a segment was cut into."""
+    """Where the weights are the same, of however many segments the queue makes a sample."""
     found = []
     for shipped in (True, False):
-        algorithm = make(*words, size=T * B // count)
+        algorithm = make(*words)
         batch = segment(algorithm)
         if shipped:
-            batch = gradients_of(algorithm)(batch)
+            segments = (tree.take(batch, np.s_[:, i : i + B // count]) for i in range(0, B, B // count))
+            batch = tree.cat([annotated(algorithm, part) for part in segments], 1)
             assert next(tree.leaves(batch["gradients"])).shape[:2] == (1, count)
         losses = algorithm.update(batch, learner_of(algorithm))
         found.append((weights(algorithm), losses.terms | losses.metrics))
@@ -65,7 +62,7 @@ def test_what_was_computed_elsewhere_makes_the_step_of_the_rows(words, count):
 def test_the_gradient_is_not_of_the_weights_that_are_moved():
     algorithm = make()
     batch = segment(algorithm)
-    given = gradients_of(algorithm)(batch)["gradients"]
+    given = annotated(algorithm, batch)["gradients"]
     move(algorithm)
     start = weights(algorithm)
     learner_of(algorithm).minimize(batch | {"gradients": given}, algorithm)
@@ -76,23 +73,31 @@ def test_the_gradient_is_not_of_the_weights_that_are_moved():
     torch.testing.assert_close(weights(algorithm), start - step)
 
 
-def test_each_gradient_has_its_columns():
+def test_each_gradient_has_its_columns_and_its_step():
     algorithm = make(size=T)
-    batch = segment(algorithm)
-    batch = gradients_of(algorithm)(batch)
-    cut = parts(batch)
-    assert len(cut) == B
-    for column, part in enumerate(cut):
-        assert torch.equal(part["obs"], batch["obs"][:, column : column + 1])
-        alone = gradients_of(algorithm, 1)({key: leaf for key, leaf in part.items() if key != "gradients"})["gradients"]
-        torch.testing.assert_close(part["gradients"], alone)
+    rows = segment(algorithm)
+    batch = annotated(algorithm, rows)
+    for column in range(B):
+        alone = annotated(algorithm, tree.take(rows, np.s_[:, column : column + 1]))
+        torch.testing.assert_close(tree.take(batch["gradients"], np.s_[:, column : column + 1]), alone["gradients"])
+    steps = list[Batch]()
+
+    class Listening(RankLearner):
+        def minimize(self, batch, who, parts=None, *, diagnostics=True):
+            steps.append(batch)
+            return super().minimize(batch, who, parts, diagnostics=diagnostics)
+
+    algorithm.update(batch, learner_of(algorithm, cls=Listening))
+    assert len(steps) == B
+    for column, step in enumerate(steps):
+        torch.testing.assert_close(step, tree.take(batch, np.s_[:, column : column + 1]))
 
 
 def half(fabric, states):
     """One step from what this rank's two columns gave."""
     algorithm = make()
     batch = {key: leaf[:, fabric.global_rank * 2 : fabric.global_rank * 2 + 2] for key, leaf in states.items()}
-    batch = gradients_of(algorithm, 2)(batch)
+    batch = annotated(algorithm, batch)
     move(algorithm)
     losses = algorithm.update(batch, learner_of(algorithm, fabric=fabric))
     return weights(algorithm), losses.terms
@@ -102,7 +107,7 @@ def test_ranks_add_up_their_gradients():
     algorithm = make()
     batch = segment(algorithm)
     answers = ranks(2)(half, batch)
-    batch = gradients_of(algorithm)(batch)
+    batch = annotated(algorithm, batch)
     move(algorithm)
     losses = algorithm.update(batch, learner_of(algorithm))
     for answer in answers:
@@ -121,20 +126,20 @@ def test_gradients_are_of_the_weights_of_their_version(words):
     for _ in range(6):
         kept[trainer.progress.updates] = {name: x.clone() for name, x in algorithm.state_dict().items()}
         trainer.collect("explore")
-        segments = list(trainer.buffer.segments._kept.values())
-        assert len(segments) == 2  # of two environments each
-        for batch, version in segments:
-            other.algorithm.load_state_dict(kept[version])
-            rows = {key: leaf for key, leaf in batch.items() if key != "gradients"} | {"reward": 0.1 * batch["reward"]}
+        ((segment, version),) = vars(trainer.buffer)["segments"]._kept.values()
+        other.algorithm.load_state_dict(kept[version])
+        scaled = segment | {"reward": 0.1 * segment["reward"]}
+        for i in range(2):  # each of two environments
+            rows = tree.take({key: x for key, x in scaled.items() if key != "gradients"}, np.s_[:, 2 * i : 2 * i + 2])
             total = total_loss(other.algorithm.forward(rows, ()), rows["valid"], None, other.algorithm, mean=False)
             gradients = torch.autograd.grad(total.loss, list(other.algorithm.parameters()))
             expected = dict(zip(kept[version], gradients, strict=True))
-            torch.testing.assert_close(batch["gradients"]["parameters"], tree.map(lambda x: x[None, None], expected))
-            old += trainer.progress.updates - version
+            torch.testing.assert_close(tree.take(segment["gradients"]["parameters"], np.s_[0, i]), expected)
+        old += trainer.progress.updates - version
         while trainer.ready():
             trainer.update()
             kept[trainer.progress.updates] = {name: x.clone() for name, x in algorithm.state_dict().items()}
-    assert trainer.progress.updates == 12
+    assert trainer.progress.updates == 6
     assert (old > 0) == (words != ("loop.in_flight=1",))
     trainer.close()
     other.close()
@@ -161,7 +166,7 @@ class Count:
     @hookimpl
     def rlplug_collected(self, run, segment):
         if len(segment.batch["valid"]) > run.ctx.rollout_length:
-            self.gradients += len(parts(segment.batch))
+            self.gradients += next(tree.leaves(segment.batch["gradients"])).shape[1]
 
 
 def test_a_step_for_every_gradient():
@@ -169,7 +174,8 @@ def test_a_step_for_every_gradient():
     trainer, seen = build(compose([*RUN, "total_steps=1000"]), Path()), Count()
     trainer.hooks.register(seen)
     trainer.loop.run(trainer)
-    assert trainer.progress.updates == seen.gradients >= 960 // 16
+    optimizer = trainer.learner.parts(trainer.algorithm)["policy"]
+    assert optimizer.calls == seen.gradients == 2 * trainer.progress.updates >= 960 // 16
     assert 997 <= trainer.progress.env_steps <= 1000
     assert trainer.buffer.metrics() == {"dropped_segments": 0}
     assert not trainer.ready()

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from rlplug.api import Algorithm, Clip, Context, Losses, Needs, Optim, Window
+from rlplug import tree
+from rlplug.api import Algorithm, Clip, Context, Learner, Losses, Needs, Optim, Window
+from rlplug.functional.minibatches import microbatches
 from rlplug.functional.returns import gae
 from rlplug.functional.sequences import carry_before
 from rlplug.nn import ActorCritic, Distribution, Policy, adam_or_rmsprop
@@ -101,8 +103,54 @@ class A2C(Algorithm):
 
 
 class A3C(A2C):
-    """A2C's losses; every actor computes gradients on its own segments, and they are applied asynchronously."""
+    """A2C's losses; every actor computes gradients on its own segments, and they are applied asynchronously.
+
+    A gradient covers ``train_batch_size`` transitions of the run: some columns of a segment, or several segments.
+    """
 
     @classmethod
     def needs(cls, cfg: A2C.Config, spec: EnvSpec) -> Needs:
         return replace(super().needs(cfg, spec), data="segments", gradients=True)
+
+    def _count(self, valid: Tensor) -> int:
+        """Return the number of gradients of the transitions ``valid [T+1, B]``."""
+        ctx, (rows, columns) = self.ctx, valid.shape
+        ranks = 1 if ctx.num_envs % ctx.world_size else ctx.world_size  # otherwise one rank collects for all
+        return max(1, (rows - 1) * columns * ranks // ctx.batch_size)
+
+    def annotate(self, batch: Batch) -> Batch:
+        """Add the sums over valid rows of gradients and losses; leaves ``[1, n, ...]`` of ``n`` gradients."""
+        with torch.inference_mode(False), torch.enable_grad():
+            parts = microbatches(tree.map(torch.clone, batch), self._count(batch["valid"]))
+            sums = [self._sums(part) for part in parts]
+        return {"gradients": tree.map(lambda *each: torch.stack(each)[None], *sums)}
+
+    def _sums(self, batch: Batch) -> Batch:
+        losses, params = self.forward(batch, ()), self._learned()
+        sums = tree.map(lambda x: torch.where(batch["valid"], x, 0.0).sum(), losses.terms | losses.metrics)
+        total: Any = sum(sums[name] for name in losses.terms)
+        given = torch.autograd.grad(total, [*params.values()], allow_unused=True, materialize_grads=True)
+        return {"parameters": dict(zip(params, given, strict=True)), "losses": tree.map(torch.detach, sums)}
+
+    def _learned(self) -> dict[str, Tensor]:
+        return {name: p for name, p in self.named_parameters() if p.requires_grad}
+
+    def update(self, batch: Batch, learner: Learner) -> Losses:
+        """Take one step per gradient; without gradients, A2C's step."""
+        if "gradients" not in batch:
+            return super().update(batch, learner)
+        losses, count, gradients = Losses({}), self._count(batch["valid"]), batch["gradients"]
+        rows = {key: x for key, x in batch.items() if key != "gradients"}
+        for i, part in enumerate(microbatches(rows, count)):
+            own = tree.map(lambda x: x.chunk(count, 1)[i], gradients)  # noqa: B023
+            losses = learner.minimize(part | {"gradients": own}, self)
+        return losses
+
+    def forward(self, batch: Batch, parts: Sequence[str]) -> Losses:
+        """Return received losses; the policy's is a linear function of the weights that has the received gradient."""
+        if "gradients" not in batch:
+            return super().forward(batch, parts)
+        count = batch["valid"].sum().clamp(min=1)
+        means = tree.map(lambda x: x.sum((0, 1)) / count, batch["gradients"])
+        linear = torch.stack([(p * means["parameters"][name]).sum() for name, p in self._learned().items()]).sum()
+        return Losses({"policy": means["losses"].pop("policy") + linear - linear.detach()}, means["losses"])

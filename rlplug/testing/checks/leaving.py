@@ -19,7 +19,7 @@ def check_rows_stay(case: Case) -> None:
     with closing(case.build()) as trainer:
         who: Any = trainer.algorithm
         vars(trainer.ctx)["traceable"] = lambda components: False  # candidates act one by one, on ordinary tensors
-        for name in ("act", "postprocess", "initial_priorities", "prepare"):
+        for name in ("act", "postprocess", "annotate", "prepare"):
             setattr(who, name, _leaving(name, getattr(who, name)))
         observe = who.observe
 
