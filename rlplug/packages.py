@@ -13,7 +13,6 @@ import re
 import signal
 import stat
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -140,19 +139,7 @@ def guarded(seconds: float, who: object, function: Callable[[], T]) -> T | str:
     The time limit works in the main thread, which receives signals. It interrupts Python code and system calls, but not
     C code that never checks for signals. Code that does not stop ends the program, as does Ctrl-C.
     """
-    stopped, late = list[int](), list[int]()
-
-    def run() -> T | str:
-        try:
-            return function()
-        except BaseException as error:
-            if stopped and isinstance(error, KeyboardInterrupt):
-                raise
-            return cause(error)
-
-    def interrupt(number: int, frame: Any) -> Any:
-        stopped.append(number)
-        return stop(number, frame)
+    late = list[int]()
 
     def end(number: int, frame: Any) -> None:
         late.append(number)
@@ -161,22 +148,20 @@ def guarded(seconds: float, who: object, function: Callable[[], T]) -> T | str:
             os._exit(1)
         raise TimeoutError(f"takes longer than {seconds:.3g} s")
 
-    if threading.current_thread() is not threading.main_thread():
-        return run()
-    stop: Any = signal.getsignal(signal.SIGINT)
-    handlers: list[tuple[int, Any]] = [(signal.SIGALRM, end), *([(signal.SIGINT, interrupt)] if callable(stop) else ())]
-    before = {number: signal.signal(number, handler) for number, handler in handlers}
-    begin, (left, again) = time.monotonic(), signal.setitimer(signal.ITIMER_REAL, seconds, 1)
+    timed = threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGALRM, end) if timed else None
+    outer = signal.setitimer(signal.ITIMER_REAL, seconds, 1) if timed else (0, 0)
     try:
-        return run()
-    except TimeoutError as error:  # raised just at its end
+        return function()
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
         return cause(error)
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        for number, handler in before.items():
-            signal.signal(number, handler)
-        if left:
-            signal.setitimer(signal.ITIMER_REAL, max(left - (time.monotonic() - begin), 0.001), again)
+        if timed:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+            signal.setitimer(signal.ITIMER_REAL, *outer)
 
 
 def extra_of(distribution: str, module: str) -> str | None:
