@@ -38,7 +38,6 @@ class RayCollector:
         share = resolved.config.num_envs // self.cfg.count
         self.shares = [self.env_ids[i : i + share] for i in range(0, len(self.env_ids), share)]
         self.pool: ActorPool = None  # type: ignore[assignment]  # until ``start``
-        self._loaded: list[Tree] = []
         self._metrics = list[dict[str, float]]()  # of the environments' episodes, not logged yet
         self._buffers: dict[int, Batch] = {}  # one segment of all environments, by number of rows
         self._last_row: Tree = None
@@ -62,7 +61,6 @@ class RayCollector:
 
         first = self.env_ids[0] // len(self.shares[0])
         self.pool = ActorPool(self.cfg, self.shares, self.resolved, first, Actor)
-        self.pool.load(self._loaded)
 
     def submit(self, rollout: Rollout, shards: Sequence[int] | None = None) -> None:
         if self.pool.version != rollout.version:
@@ -143,14 +141,14 @@ class RayCollector:
 
     def state(self) -> Tree:
         """Return the state of every actor after its last segment; ``env`` is None if environments cannot be saved."""
-        states = [handle.state for handle in self.pool.handles] if self.pool else self._loaded
+        states = [handle.state for handle in self.pool.handles]
         saved = all(state["collector"]["env"] is not None for state in states)
         return {"actors": states, "env": "actors" if saved else None, "metrics": [*self._metrics]}
 
     def load(self, state: Tree) -> None:
-        self._loaded, self._metrics = state["actors"], list(state["metrics"])
+        self._metrics = list(state["metrics"])
         if self.pool:
-            self.pool.load(self._loaded)
+            self.pool.load(state["actors"])
 
     def close(self) -> None:
         if self.pool:

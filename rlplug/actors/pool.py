@@ -84,8 +84,8 @@ class ActorPool:
     # ---- rounds ---------------------------------------------------------------------------------------------------
 
     def load(self, states: Sequence[Tree]) -> None:
-        """Restore the state of every actor, if there are states."""
-        for handle, state in zip(self.handles, states, strict=bool(states)):
+        """Restore the state of every actor."""
+        for handle, state in zip(self.handles, states, strict=True):
             handle.load(state)
 
     def broadcast(self, weights: Any, version: int) -> None:

@@ -14,7 +14,7 @@ from rlplug.api import Collector, Job, Preemption, Rollout, Segment, SegmentSpec
 from rlplug.collection.acting import acting_state
 from rlplug.collection.play import Player
 from rlplug.host import copied
-from rlplug.types import Batch, ConfigError, NamedWeights, Progress, RunError, Tree, Weights
+from rlplug.types import Batch, NamedWeights, Progress, RunError, Tree, Weights
 
 
 @dataclass(eq=False)
@@ -77,9 +77,6 @@ class InProcessCollector(Collector):
         return self.player.state() | {"played": played, "weights": self._weights}
 
     def load(self, state: Tree) -> None:
-        if "actors" in state:
-            count = f"{len(state['actors'])} actors to a rank"
-            raise ConfigError("hardware.actors.count", f"the run was collected by {count}, and needs as many again")
         self.player.load(state)
         row, self._played = self.spec.row, list[Segment]()
         for batch, version, steps in state["played"]:

@@ -30,7 +30,6 @@ from rlplug.registry.discovery import installed
 from rlplug.run.build import build
 from rlplug.testing.checks.runs import differences
 from rlplug.trainer.trainer import Trainer
-from rlplug.types import ConfigError
 from tests.actors.conftest import TWO
 
 SAC = ("algo=sac", "env=pendulum", "num_envs=4", "logger.only=[]", "eval.episodes=2")
@@ -90,11 +89,6 @@ def test_statistics_are_copies(learner: Trainer):
     assert not differences(kept, before)
     now = copies.statistics(learner.policy)
     assert {"normalizer", "exploration"} <= {name.partition(".")[0] for name in differences(now, before)}
-
-
-def test_a_run_with_actors_does_not_continue_without_them(learner: Trainer):
-    with pytest.raises(ConfigError, match=r"hardware\.actors\.count: "):
-        learner.collector.load({"actors": [{}, {}], "env": "actors"})
 
 
 # ---- evaluation actors -----------------------------------------------------------------------------------------------
