@@ -52,7 +52,7 @@ def acting(algorithm: Algorithm, exploration: Mapping[str, Exploration], spec: E
         return pair_misfit(returned, "a dict with the action", dict) or actions_misfit(spec, returned[0], n)
 
     both: dict[str, Check] = {"initial_carry": _is(dict)}
-    acts = {"act": acted, "postprocess": _is(dict)}
+    acts = {"act": acted, "postprocess": _is(dict), "annotate": _is(dict)}
     return watched((algorithm, both | acts), *((extra, both | {"perturb": acted}) for extra in exploration.values()))
 
 

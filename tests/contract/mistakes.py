@@ -95,6 +95,11 @@ class NeedsKey(Sound):
         return Needs(key=("obs", "action"))
 
 
+class AnnotatesNothing(Sound):
+    def annotate(self, batch):
+        return None
+
+
 class BuildsModels(Sound):
     def __init__(self, cfg, ctx):
         super().__init__(cfg, ctx)

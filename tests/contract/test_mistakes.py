@@ -43,6 +43,7 @@ BUILT = {  # found before anything is collected
     "NeedsWindow": ".needs returned Needs with 'window' for data; expected 'rollout', 'segments', 'windows' or "
     "'episodes'",
     "NeedsText": ".needs returned Needs with 'obs' for keys; expected a valid tuple",
+    "AnnotatesNothing": ".annotate returned None; return a dict",
     "BuildsModels": ".__init__ uses ctx.build('models'): there is no such slot; did you mean model? There are: "
     "critic_model, model",
     "Yielding": ".optimizers returned a generator; return a dict of Optim by part name",
