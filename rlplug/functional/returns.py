@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
@@ -172,6 +172,12 @@ def episode_metrics(batch: Batch, spec: EnvSpec | None = None) -> dict[str, floa
         | ({"eval/success_mean": float(np.asarray(batch["success"]).mean())} if "success" in batch else {})
         | {f"eval/return/{name}": mean for name, mean in (_agent_returns(batch, spec) if spec is not None else ())}
     )
+
+
+def metrics_of_jobs(played: Sequence[Batch]) -> dict[str, float]:
+    """Return ``episode_metrics`` of the episodes of several jobs, as ``Play`` yields them."""
+    keys = [key for key in ("return", "length", "success") if key in played[0]]
+    return episode_metrics({key: torch.cat([batch[key] for batch in played]) for key in keys})
 
 
 def _agent_returns(batch: Batch, spec: EnvSpec) -> Iterator[tuple[str, float]]:

@@ -14,7 +14,7 @@ from rlplug import tree
 from rlplug.api import Algorithm, Clip, Context, Job, Learner, Losses, Needs, Optim, Play
 from rlplug.envs import sample_tasks
 from rlplug.functional.meta import adapt_kl_coeffs, adapted, meta_objective, stacked, task_advantages
-from rlplug.functional.returns import episode_metrics
+from rlplug.functional.returns import metrics_of_jobs
 from rlplug.nn import Adam, Flatten
 from rlplug.nn.adaptation import AdaptivePolicy
 from rlplug.settings import (
@@ -134,14 +134,10 @@ class MAML(Algorithm):
         tasks = sample_tasks(self.space, self.cfg.eval_tasks, np.random.default_rng(HELD_OUT))
         played = self._played(play, tasks, episodes, 0)
         returns = [torch.stack([batch["return"].double().mean() for batch in of.values()]) for of in played]
-        last = [
-            {key: batch[key] for key in ("return", "length", "success") if key in batch}
-            for batch in played[-1].values()
-        ]
         gain = returns[-1] - returns[0]
         interval = 1.96 * float(gain.std()) / len(gain) ** 0.5 if len(gain) > 1 else float("inf")
         found = {f"eval/{name}": float(x.mean()) for name, x in named(returns).items()}
-        return episode_metrics(tree.cat(last)) | found | {"eval/adaptation_delta_ci95": interval}
+        return metrics_of_jobs([*played[-1].values()]) | found | {"eval/adaptation_delta_ci95": interval}
 
     # ---- learning ----------------------------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from rlplug.api import Algorithm, Clip, Context, Job, Learner, Losses, Needs, Optim, Play, Segment, Window
 from rlplug.functional.meta import adapt_kl_coeffs, adapted, meta_objective, task_advantages
-from rlplug.functional.returns import episode_metrics
+from rlplug.functional.returns import metrics_of_jobs
 from rlplug.nn import Activation, Adam, Flatten
 from rlplug.nn.adaptation import AdaptivePolicy
 from rlplug.nn.dynamics import Dynamics
@@ -78,11 +78,10 @@ class MBMPO(Algorithm):
     def __init__(self, cfg: Config, ctx: Context) -> None:
         super().__init__()
         self.cfg, self.ctx, group = cfg, ctx, ctx.spec.single_agent
-        obs = group.obs
-        assert isinstance(obs, Box)
+        assert isinstance(group.obs, Box)
         self.lr = ctx.schedule(cfg.lr)
-        self.policy = AdaptivePolicy(ctx.build("model", obs), group.action, cfg)
-        self.flat, self.simulator, size = Flatten(group.action), ctx.simulator(), Flatten(obs).size
+        self.policy = AdaptivePolicy(ctx.build("model", group.obs), group.action, cfg)
+        self.flat, self.simulator, size = Flatten(group.action), ctx.simulator(), Flatten(group.obs).size
         net = cfg.fc_net_hiddens, cfg.fc_net_activation, cfg.ensemble_size, cfg.normalize_data
         self.dynamics = Dynamics(size, self.flat.size, *net)
         self.kl_coeff: Tensor
@@ -90,8 +89,7 @@ class MBMPO(Algorithm):
         self.starts: Tensor
         self.started: Tensor
         self.register_buffer("kl_coeff", torch.full((cfg.inner_adaptation_steps * (cfg.kl_coeff > 0),), cfg.kl_coeff))
-        bounds = torch.as_tensor(np.stack([obs.low, obs.high]))
-        self.register_buffer("bounds", bounds.to(torch.float32), persistent=False)
+        self.register_buffer("bounds", torch.from_numpy(np.stack([group.obs.low, group.obs.high])), persistent=False)
         self.register_buffer("starts", torch.zeros(STARTS, size))
         self.register_buffer("started", torch.tensor(0))  # episodes so far
         try:
@@ -124,12 +122,9 @@ class MBMPO(Algorithm):
 
     def _jobs(self, episodes: int, first: int, mode: Mode) -> tuple[list[Job], dict[str, Weights]]:
         """Adapt the policy to each network; return a job for each, numbered from ``first``, and the weights."""
-        members, weights = range(self.cfg.ensemble_size), dict[str, Weights]()
-        if self.started:
-            of_all = self._adapted([])
-            weights = {str(k): {f"policy.{name}": w[k] for name, w in of_all.items()} for k in members}
-        jobs = [Job(first + k, {"": str(k)} if weights else {}, episodes=episodes, mode=mode) for k in members]
-        return jobs, weights
+        members, of_all = range(self.cfg.ensemble_size), self._adapted([]) if self.started else {}
+        weights = {str(k): {f"policy.{name}": w[k] for name, w in of_all.items()} for k in members if of_all}
+        return [Job(first + k, {"": str(k)} if weights else {}, episodes=episodes, mode=mode) for k in members], weights
 
     def evaluate(self, play: Play, episodes: int) -> dict[str, float]:
         """Evaluate the policies of the next real episodes, one for each network, and in addition the policy itself.
@@ -142,9 +137,7 @@ class MBMPO(Algorithm):
         rewind()
         jobs.append(Job(len(jobs), episodes=episodes, mode="greedy"))
         *each, last = (batch for _, batch in play(jobs, weights))
-        kept = [key for key in ("return", "length", "success") if key in last]
-        metrics = episode_metrics({key: torch.cat([batch[key] for batch in each]) for key in kept})
-        return metrics | {"eval/policy_return_mean": float(last["return"].mean())}
+        return metrics_of_jobs(each) | {"eval/policy_return_mean": float(last["return"].mean())}
 
     def observe(self, segment: Segment, learner: Learner) -> None:
         """Keep first observations, and moments of the transitions that are not held out."""
