@@ -14,6 +14,7 @@ from rlplug import tree
 from rlplug.envs.agent_groups import grouped
 from rlplug.envs.checking import MisfitError, flag, number, writer
 from rlplug.envs.env_list import render_first, rows_of
+from rlplug.envs.episode_metrics import KEY as METRICS
 from rlplug.envs.extras import space_of
 from rlplug.envs.masks import Masks, find_masks, late
 from rlplug.envs.seeded import SeededList, first_of
@@ -96,6 +97,7 @@ class AgentList(SeededList):
             check_bounds=check_bounds,
             render=partial(render_first, self.envs) if env.render_mode == "rgb_array" else None,
             render_fps=env.metadata.get("render_fps", 30),
+            metrics=self._metrics.drain,
         )
         self._alive: list[list[str]] = [[] for _ in self.envs]
         self._lengths = [0] * self.num_envs
@@ -141,6 +143,9 @@ class AgentList(SeededList):
         places, acted, env = self._places, self._alive[i], self.envs[i]
         given = {agent: action[places[agent].group][places[agent].column] for agent in acted}
         obs, rewards, terminations, truncations, infos = self._steps[i](given)
+        for info in infos.values():
+            if METRICS in info:
+                self._metrics.add(i, info[METRICS])
         self._lengths[i] += 1
         late, remain = self._lengths[i] == self._limit, {*env.agents}
         self._check(obs, rewards, remain, acted)
@@ -160,6 +165,8 @@ class AgentList(SeededList):
             rows["terminated"][at], rows["truncated"][at] = end, cut or (late and not end)
         self._alive[i] = [] if late else [*env.agents]
         self._final[i] = not self._alive[i]
+        if self._final[i]:
+            self._metrics.end(i)
         self._write(i, obs, infos, acted)
 
     def _write(self, i: int, obs: Mapping[str, Any], infos: Mapping[str, Any], acted: Sequence[str] = ()) -> None:
@@ -217,6 +224,7 @@ class AgentList(SeededList):
                 if MASK in part:
                     part[MASK][i] = True
             self._alive[i], self._lengths[i], self._final[i] = agents, 0, False
+            self._metrics.begin(i)
             self._write(i, obs, infos)
         except MisfitError as error:
             raise self._failure(i, "reset", error) from error

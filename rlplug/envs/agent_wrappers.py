@@ -10,6 +10,7 @@ import numpy as np
 from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Space
 
 from rlplug.envs.checking import MisfitError, began
+from rlplug.envs.episode_metrics import KEY as METRICS
 from rlplug.envs.extras import space_of
 from rlplug.envs.wrapping import view
 from rlplug.types import ConfigError
@@ -45,7 +46,7 @@ class AgentsWrapper:
 
 
 class AgentMasks(AgentsWrapper):
-    """Gives infos only the key ``action_mask``, where an agent has a mask.
+    """Gives infos only the keys ``action_mask``, where an agent has a mask, and ``metrics``, as they are.
 
     A Dict observation loses the mask; if only ``observation`` is left, this becomes the observation. While an agent
     waits for its turn, its mask allows the first action only.
@@ -82,6 +83,9 @@ class AgentMasks(AgentsWrapper):
             else:
                 part = own if isinstance(own, Mapping) and self._key in own else infos.get(agent) or {}
                 masks[agent] = {"action_mask": part[self._key]} if self._key in part else {}
+        for agent, info in infos.items():
+            if info and METRICS in info:
+                masks[agent] = masks.get(agent, {}) | {METRICS: info[METRICS]}
         return {agent: self._views.get(agent, _same)(own) for agent, own in obs.items()}, masks
 
 

@@ -14,13 +14,12 @@ from gymnasium.spaces import Box
 from rlplug import tree
 from rlplug.envs.checking import MisfitError, described, flag, number, writer
 from rlplug.envs.episode_metrics import KEY as METRICS
-from rlplug.envs.episode_metrics import EpisodeMetrics
 from rlplug.envs.extras import Extras
 from rlplug.envs.goals import goals_of
 from rlplug.envs.masks import find_masks, late
 from rlplug.envs.seeded import SeededList, first_of
 from rlplug.envs.spaces import allocate, columns, execute, inside_obs, single_agent
-from rlplug.types import Batch, EnvSpec, EnvTraits, Group, Tree
+from rlplug.types import Batch, EnvSpec, EnvTraits, Group
 
 NUMBER: Any = float, int, np.floating, np.integer
 FLAG: Any = bool, np.bool_
@@ -74,7 +73,7 @@ class EnvList(SeededList):
     ) -> None:
         super().__init__(envs, env_ids, seed_bits, remake)
         obs_space, action_space = self.envs[0].observation_space, self.envs[0].action_space
-        self._mask_key, self._metrics = mask_key, EpisodeMetrics(len(self.envs))
+        self._mask_key = mask_key
         info = self._reset(0, 0)[1] if mask_key is not None or info_keys else {}
         self._masks, self._extras = find_masks(action_space, mask_key, info), Extras(info_keys, info)
         mask_size = self._masks.size if self._masks else None
@@ -99,18 +98,6 @@ class EnvList(SeededList):
         self._obs, self._write = rows["obs"], writer(self.envs[0].observation_space, rows["obs"])
         self._reward, self._terminated, self._truncated = rows["reward"], rows["terminated"], rows["truncated"]
         self._restarted = rows["restarted"]
-
-    def reset(self, seeds: Sequence[int], tasks: Tree = None) -> Batch:
-        self._metrics.drain()
-        return super().reset(seeds, tasks)
-
-    def state(self) -> Tree | None:
-        state = super().state()
-        return state and state | {METRICS: list(self._metrics.ended)}
-
-    def load(self, state: Tree) -> None:
-        super().load(state)
-        self._metrics.ended = list(state.get(METRICS, ()))
 
     def step(self, action: np.ndarray) -> Batch:
         """Step every column; a column whose row is final starts its next episode instead.

@@ -15,6 +15,8 @@ from gymnasium.vector import AutoresetMode
 
 from rlplug import tree
 from rlplug.envs.checking import MisfitError, began, check_seeds, rules_broken, take_over
+from rlplug.envs.episode_metrics import KEY as METRICS
+from rlplug.envs.episode_metrics import EpisodeMetrics
 from rlplug.envs.numbering import numbered
 from rlplug.envs.spaces import equal
 from rlplug.types import Batch, EnvSpec, EnvTraits, RunError, Tree
@@ -71,6 +73,7 @@ class SeededList:
         self._steps = [env.step for env in self.envs]
         self._tasks: list[Tree] = [None] * n  # tasks of the columns' episodes, as given; None: the environment's own
         self._next: list[Tree] = [None] * n  # tasks of their next episodes
+        self._metrics = EpisodeMetrics(n)
 
     def reset(self, seeds: Sequence[int], tasks: Tree = None) -> Batch:
         """Start episode 0 of every column.
@@ -81,6 +84,7 @@ class SeededList:
         """
         check_seeds(seeds, self.num_envs)
         self._seeds = [int(seed) for seed in seeds]
+        self._metrics.drain()
         self.assign(tasks)
         for i in range(self.num_envs):
             self._begin(i, 0)
@@ -90,7 +94,7 @@ class SeededList:
         self._next = [None if tasks is None else tree.take(tasks, i) for i in range(self.num_envs)]
 
     def state(self) -> Tree | None:
-        """Return each column's seed, episode and its actions ``[L, ...]``, and all columns' observations.
+        """Return each column's seed, episode and its actions ``[L, ...]``, all columns' observations, and metrics.
 
         Returns None, with a warning the first time, while an episode is too long to be replayed.
         """
@@ -108,6 +112,7 @@ class SeededList:
             "episodes": list(self._episodes),
             "actions": [self._joined(log) for log in self._actions],
             "obs": tree.map(np.array, observed(self.spec, self._first)),
+            METRICS: list(self._metrics.ended),
         } | ({} if self.spec.tasks is None else {"tasks": _stored(self._tasks), "next_tasks": _stored(self._next)})
 
     def load(self, state: Tree) -> None:
@@ -118,6 +123,7 @@ class SeededList:
             self._begin(i, episode)
             self._replay(i, actions)
         self._next = _scalars(state.get("next_tasks", nothing))
+        self._metrics.ended = list(state.get(METRICS, ()))  # also without those of episodes that end in the replay
         if not equal(observed(self.spec, self._first), state["obs"]):
             warnings.warn(
                 f"{self.envs[0]} is not deterministic: replaying equal seeds and actions gave a different"

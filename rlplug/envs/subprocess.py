@@ -71,7 +71,7 @@ class Subprocess:
         self.num_envs = n = len(env_ids)
         goals = partial(_goals, make) if listed is EnvList else None
         self._workers: list[_Worker] = []
-        metrics = partial(_metrics, self._workers) if listed is EnvList else None
+        metrics = partial(_metrics, self._workers)
         self.traits = EnvTraits(check_bounds=check_bounds, goals=goals, metrics=metrics)
         try:
             objects = script.dumps()

@@ -151,6 +151,38 @@ def test_workers_give_the_rows_of_a_list_also_after_a_resume():
     there.close()
 
 
+@pytest.mark.parametrize("vectorization", ["list", "subprocess"])
+def test_metrics_of_agents_are_averaged_per_episode(vectorization):
+    env = made("Scored", "ab abc a", vectorization=vectorization, workers=1)
+    given = np.zeros((kit.COLUMNS, 3), np.int64)
+    try:
+        env.reset(range(kit.COLUMNS))
+        assert env.traits.metrics() == []
+        for _ in range(2):
+            env.step(given)
+        state = env.state()
+        env.reset(range(kit.COLUMNS))
+        env.load(state)  # replays two of three steps
+        env.step(given)
+        expected = {"age": pytest.approx((1 + 1 + 2 + 2 + 1 + 3) / 6), "left": 1.0}
+        assert env.traits.metrics() == [expected] * kit.COLUMNS
+        assert env.traits.metrics() == []
+        env.load(state)
+        assert env.traits.metrics() == []
+        for _ in range(5):  # a step that begins the next episode, and the rest
+            env.step(given)
+        ended = env.state()
+        assert ended["metrics"] == [expected] * 2 * kit.COLUMNS
+    finally:
+        env.close()
+
+
+def test_metrics_that_map_no_names_end_the_run():
+    env = made("Miscounted")
+    with pytest.raises(RunError, match=r"info\['metrics'\] is int; it should map names to numbers"):
+        played(env, 1)
+
+
 # ---- turns -----------------------------------------------------------------------------------------------------------
 
 

@@ -60,6 +60,22 @@ class Troupe:
         pass
 
 
+class Scored(Troupe):
+    """Reports the age of every agent, and once how many of them the last row has."""
+
+    def step(self, actions):
+        obs, *results, _ = super().step(actions)
+        infos = {agent: {"metrics": {"age": self.age[agent]}} for agent in actions}
+        if not self.agents:
+            infos["__common__"] = {"metrics": {"left": len(actions)}}
+        return obs, *results, infos
+
+
+class Miscounted(Troupe):
+    def step(self, actions):
+        return *super().step(actions)[:4], {"a": {"metrics": 3}}
+
+
 class Endless(Troupe):
     """Never ends by itself."""
 
