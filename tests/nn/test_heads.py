@@ -26,6 +26,7 @@ from rlplug.nn import (
     head_for,
     soft_head,
 )
+from rlplug.nn.adaptation import AdaptivePolicy
 from rlplug.run.build import build
 from rlplug.spaces import Mixed
 from rlplug.testing.context import context
@@ -175,6 +176,24 @@ def test_distributions_by_name_are_those_of_the_numbers(name):
 def test_numbers_and_choices_as_one_flat_vector():
     action = torch.tensor([[2.0, -0.5, 1.0, 0.0]])
     assert flatten(MIXED, as_executed(MIXED, action)).tolist() == [[1.0, -0.5, 0.0, 1.0, 0.0, 1.0, 0.0]]
+
+
+def test_policies_with_weights_of_their_own_have_numbers_and_choices():
+    """As MAML and MBMPO use them, under ``vmap``."""
+    torch.manual_seed(0)
+    torso = SimpleNamespace(out_dim=3, initial_carry=lambda n: {})
+    policy = AdaptivePolicy(torso, MIXED)
+    policy.torso = lambda obs, carry, is_first: (obs, carry)
+    rows = {"obs": torch.randn(2, 5, 3), "noise": torch.randn(2, 5, policy.policy.noise_size)}
+    found = policy.sample(policy.initial(2), rows)
+    dist, _ = policy.dist(rows, {})
+    assert_close(found["action"], dist.sample(rows["noise"]))
+    assert_close(found["logp"], dist.logp(found["action"]))
+    again = {key: x.unsqueeze(1) for key, x in (found | {"obs": rows["obs"]}).items() if key != "logp"}
+    logp, kl, entropy = (x.squeeze(1) for x in policy.evaluate(policy.initial(2), again))
+    assert_close(logp, found["logp"])
+    assert_close(kl, torch.zeros(2, 5), atol=1e-6, rtol=0.0)
+    assert_close(entropy, dist.entropy())
 
 
 def test_order_among_numbers_and_choices_is_refused():
