@@ -13,6 +13,7 @@ import re
 import signal
 import stat
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -139,7 +140,19 @@ def guarded(seconds: float, who: object, function: Callable[[], T]) -> T | str:
     The time limit works in the main thread, which receives signals. It interrupts Python code and system calls, but not
     C code that never checks for signals. Code that does not stop ends the program, as does Ctrl-C.
     """
-    late = list[int]()
+    stopped, late = list[int](), list[int]()
+
+    def run() -> T | str:
+        try:
+            return function()
+        except BaseException as error:
+            if stopped and isinstance(error, KeyboardInterrupt):
+                raise
+            return cause(error)
+
+    def interrupt(number: int, frame: Any) -> Any:
+        stopped.append(number)
+        return stop(number, frame)
 
     def end(number: int, frame: Any) -> None:
         late.append(number)
@@ -148,20 +161,22 @@ def guarded(seconds: float, who: object, function: Callable[[], T]) -> T | str:
             os._exit(1)
         raise TimeoutError(f"takes longer than {seconds:.3g} s")
 
-    timed = threading.current_thread() is threading.main_thread()
-    before = signal.signal(signal.SIGALRM, end) if timed else None
-    outer = signal.setitimer(signal.ITIMER_REAL, seconds, 1) if timed else (0, 0)
+    if threading.current_thread() is not threading.main_thread():
+        return run()
+    stop: Any = signal.getsignal(signal.SIGINT)
+    handlers: list[tuple[int, Any]] = [(signal.SIGALRM, end), *([(signal.SIGINT, interrupt)] if callable(stop) else ())]
+    before = {number: signal.signal(number, handler) for number, handler in handlers}
+    begin, (left, again) = time.monotonic(), signal.setitimer(signal.ITIMER_REAL, seconds, 1)
     try:
-        return function()
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:
+        return run()
+    except TimeoutError as error:  # raised just at its end
         return cause(error)
     finally:
-        if timed:
-            signal.setitimer(signal.ITIMER_REAL, 0)
-            signal.signal(signal.SIGALRM, before)
-            signal.setitimer(signal.ITIMER_REAL, *outer)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        if left:
+            signal.setitimer(signal.ITIMER_REAL, max(left - (time.monotonic() - begin), 0.001), again)
 
 
 def extra_of(distribution: str, module: str) -> str | None:

@@ -20,6 +20,7 @@ BROKEN = {
     "raises": ("raise RuntimeError('two\\nlines')", "RuntimeError: two lines"),
     "exits": ("import sys; sys.exit('no licence')", "SystemExit: no licence"),
     "ends at once": ("raise SystemExit", "SystemExit"),
+    "interrupts": ("raise KeyboardInterrupt('stop')", "KeyboardInterrupt: stop"),
     "raises a base exception": ("class Own(BaseException): pass\nraise Own('x')", "Own: x"),
     "raises what cannot be shown": (SILENT, "an error that cannot be shown"),
     "raises escape sequences": ("raise ValueError('\x1b[31mred\x9b2J\u202e')", r"ValueError: \x1b[31mred\x9b2J\u202e"),

@@ -125,7 +125,7 @@ def no_file(path: Path, rng: random.Random) -> None:
 # ---- what is wrong with a package ------------------------------------------------------------------------------------
 
 RAISED = (
-    *("SystemExit('no licence')", "SystemExit(0)", "SystemExit"),
+    *("SystemExit('no licence')", "SystemExit(0)", "SystemExit", "KeyboardInterrupt", "KeyboardInterrupt('stop')"),
     *(
         "GeneratorExit",
         "MemoryError",
@@ -151,7 +151,7 @@ class Long(Exception):
 
 
 def raises_escapes(scene: Scene) -> None:
-    kind = scene.rng.choice(("ValueError", "SystemExit", "ImportError"))
+    kind = scene.rng.choice(("ValueError", "SystemExit", "ImportError", "KeyboardInterrupt"))
     scene.manifest(f"raise {kind}({scene.escape() + chr(10) + scene.escape()!r})\n")
 
 
