@@ -71,7 +71,7 @@ ROOMS = {
     "compiler": "machine code, CUDA graphs",
     "functional": "pure tensor functions",
     "nn": "parts of networks",
-    "spaces": "numbers and choices as one",
+    "spaces": "hybrid action spaces",
     "tree": "operations on nested dicts",
     "terminal": "progress on a terminal",
     "host": "data on host and device",

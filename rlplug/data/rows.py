@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from rlplug.spaces import Mixed
+from rlplug.spaces import Hybrid
 from rlplug.types import Batch, EnvSpec, groups_of
 
 DTYPES = frozenset({"bool", *(f"{kind}{size}" for kind in ("int", "uint") for size in (8, 16, 32, 64))})
@@ -92,12 +92,12 @@ def _check(leaf: Any, space: spaces.Space[Any], agents: int, what: str) -> None:
     shape = ((agents,) if agents else ()) + (space.shape or ())
     if isinstance(leaf, dict) or leaf.shape[1:] != shape:
         raise ValueError(f"its {what} have a different shape than its spaces")
-    if isinstance(space, Mixed):
+    if isinstance(space, Hybrid):
         numbers, chosen = leaf[..., : space.size], leaf[..., space.size :]
         if leaf.dtype.kind != "f" or (chosen != np.floor(chosen)).any():
             raise ValueError(f"its {what} do not match its spaces")
-        _check(numbers, space.numbers, agents, what)
-        space, leaf = space.choices, chosen.astype(np.int64)
+        _check(numbers, space.continuous, agents, what)
+        space, leaf = space.discrete, chosen.astype(np.int64)
     if isinstance(space, spaces.Discrete | spaces.MultiDiscrete) and leaf.size:
         most: Any = space.n if isinstance(space, spaces.Discrete) else space.nvec
         if leaf.dtype.kind not in "iu" or (leaf < 0).any() or (leaf >= most).any():

@@ -10,7 +10,7 @@ from gymnasium.spaces import Discrete, MultiDiscrete, Space
 
 from rlplug.envs.checking import MisfitError
 from rlplug.envs.spaces import inside_action
-from rlplug.spaces import Mixed
+from rlplug.spaces import Hybrid
 from rlplug.types import ConfigError
 
 
@@ -18,7 +18,7 @@ class Masks:
     """Reads the masks ``[A]`` of actions: ``A`` is ``n`` of a Discrete, ``sum(nvec)`` of a MultiDiscrete.
 
     Args:
-        space: the inside counterpart of the environment's action space, of mixed parts that of the choices.
+        space: the inside counterpart of the environment's action space, its discrete part if that is hybrid.
         key: their key in ``info``.
     """
 
@@ -80,7 +80,7 @@ def find_masks(space: Space[Any], key: str | None, info: Mapping[str, Any]) -> M
     if key is None or key not in info:
         return None
     inside = inside_action(space)
-    if isinstance(inside := inside.choices if isinstance(inside, Mixed) else inside, Discrete | MultiDiscrete):
+    if isinstance(inside := inside.discrete if isinstance(inside, Hybrid) else inside, Discrete | MultiDiscrete):
         return Masks(inside, key)
     raise ConfigError(
         "env.mask_key",

@@ -6,13 +6,14 @@ from typing import Any
 
 import gymnasium
 import numpy as np
-from gymnasium.spaces import Box, Dict, flatten, flatten_space
+from gymnasium.spaces import Box, Dict, flatten
 
+from rlplug.envs.wrapping import flat_box
 from rlplug.types import ConfigError
 
 
 class PreviousInputs(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Adds the previous action and reward to the observation: Wang et al. 2016 (arXiv:1611.05763), section 2.2.
+    """Adds the previous action and reward to the observation, as in Wang et al. 2016 (arXiv:1611.05763).
 
     The observation is a Dict of ``obs``, ``prev_action [A]`` and ``prev_reward [1]``. ``prev_action`` is flat, and
     one-hot if the action is discrete; it and the reward are zero at the start of an episode.
@@ -23,11 +24,7 @@ class PreviousInputs(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
         super().__init__(env)
-        try:
-            flat = flatten_space(env.action_space)
-        except NotImplementedError:
-            flat = None
-        if not isinstance(flat, Box):
+        if (flat := flat_box(env.action_space)) is None:
             raise ConfigError("env.wrappers", f"PreviousInputs cannot flatten the action space {env.action_space}")
         zero = np.zeros(flat.shape, np.float32)
         low, high = np.minimum(flat.low, zero), np.maximum(flat.high, zero)

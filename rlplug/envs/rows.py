@@ -17,7 +17,7 @@ from torch import Tensor
 from rlplug import tree
 from rlplug.envs.checking import limits_of
 from rlplug.envs.spaces import allocate, in_words
-from rlplug.spaces import Mixed
+from rlplug.spaces import Hybrid
 from rlplug.types import KEYS, Batch, EnvSpec, Group
 
 ENDS = ("terminated", "truncated")
@@ -99,11 +99,11 @@ def actions_misfit(spec: EnvSpec, out: Batch, n: int) -> str | None:
         lead = (n, *agents(group))
         if action.shape != (shape := (*lead, *(space.shape or ()))):
             return f"returned actions of shape {[*action.shape]}; return {[*shape]}"
-        if action.is_floating_point() != isinstance(space, Box | Mixed):
-            right = "float32" if isinstance(space, Box | Mixed) else "int64"
+        if action.is_floating_point() != isinstance(space, Box | Hybrid):
+            right = "float32" if isinstance(space, Box | Hybrid) else "int64"
             return f"returned actions of {str(action.dtype)[6:]} for {in_words(space)}; return {right}"
         if not isinstance(space, Box):
-            first, choices = (space.size, space.choices) if isinstance(space, Mixed) else (0, space)
+            first, choices = (space.size, space.discrete) if isinstance(space, Hybrid) else (0, space)
             least, most = (np.broadcast_to(limit, choices.shape or ()) for limit in limits_of(choices) or (0, 0))
             beyond = (values := action.cpu().numpy()[..., first:] if first else action.cpu().numpy()) < least
             beyond |= (values > most) | (values % 1 != 0)

@@ -2,7 +2,7 @@
 
 Inside, floats are float32, Discrete spaces start at 0, a Tuple is a Dict with the keys "0", "1" and so on, and bounded
 Box actions lie in [-1, 1]. The parts of Dict and Tuple actions are side by side: one Box, one MultiDiscrete, or one
-``Mixed``, in which numbers come before choices.
+``Hybrid``, in which the continuous part comes first.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space, Tuple
 
 from rlplug import tree
-from rlplug.spaces import Mixed
+from rlplug.spaces import Hybrid
 from rlplug.types import ConfigError, EnvSpec, Group
 
 
@@ -82,7 +82,7 @@ def inside_action(space: Space[Any]) -> Space[Any]:
     """Return the inside counterpart of an action space; a bounded Box becomes ``Box(-1, 1)``.
 
     The discrete parts of a Dict or Tuple become a MultiDiscrete ``[D]``, where a MultiBinary has two choices for each
-    of its bits, the continuous parts a Box ``[D]``, and both together a ``Mixed``; a single part stays as it is.
+    of its bits, the continuous parts a Box ``[D]``, and both together a ``Hybrid``; a single part stays as it is.
 
     Raises:
         ConfigError: the space is none of float Box, Discrete, MultiDiscrete, MultiBinary, and Dicts and Tuples of them.
@@ -102,7 +102,7 @@ def inside_action(space: Space[Any]) -> Space[Any]:
                 return MultiDiscrete(np.concatenate(sizes))
             low, high = (np.concatenate([getattr(x, of).ravel() for x in boxes]) for of in ("low", "high"))
             numbers = Box(low, high, dtype=np.float32)
-            return Mixed(numbers, MultiDiscrete(np.concatenate(sizes))) if sizes else numbers
+            return Hybrid(numbers, MultiDiscrete(np.concatenate(sizes))) if sizes else numbers
     raise ConfigError(
         "env.id",
         f"its action space is {in_words(space)}; supported are float Box, Discrete, MultiDiscrete and MultiBinary, and"
@@ -123,11 +123,11 @@ def leaves_of(space: Space[Any]) -> list[Space[Any]]:
 
 
 def order_of(space: Space[Any]) -> np.ndarray | None:
-    """Return the index that puts an inside action of mixed parts into the order of the parts, ``[A]``.
+    """Return the index that puts an inside hybrid action into the order of the parts, ``[A]``.
 
     None: the action has that order already.
     """
-    if not isinstance(space, Dict | Tuple) or not isinstance(inside_action(space), Mixed):
+    if not isinstance(space, Dict | Tuple) or not isinstance(inside_action(space), Hybrid):
         return None
     leaves = leaves_of(space)
     chosen = np.repeat([not isinstance(x, Box) for x in leaves], [int(np.prod(x.shape or ())) for x in leaves])
@@ -273,7 +273,7 @@ def columns(actions: Any, n: int) -> Iterable[Any]:
 def joined(space: Space[Any]) -> Callable[[np.ndarray], np.ndarray]:
     """Return ``execute`` with the parts of a Dict or Tuple side by side in their order, shaped like inside actions.
 
-    Mixed parts have the type of their numbers.
+    Hybrid actions have the type of their continuous part.
     """
     run = execute(space)
     if not isinstance(space, Dict | Tuple):

@@ -11,7 +11,7 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Sp
 
 from rlplug import tree
 from rlplug.envs.spaces import in_words, inside_action, inside_obs
-from rlplug.spaces import Mixed
+from rlplug.spaces import Hybrid
 from rlplug.types import CheckpointError, ConfigError, EnvSpec, Group
 
 
@@ -168,9 +168,9 @@ def space_to_json(space: Space[Any]) -> dict[str, Any]:
         case MultiDiscrete():
             nvec, start = space.nvec.tolist(), space.start.tolist()
             return {"type": "MultiDiscrete", "nvec": nvec, "start": start, "dtype": _dtype(space)}
-        case Mixed():
-            parts = (("numbers", space.numbers), ("choices", space.choices))
-            return {"type": "Mixed", **{name: space_to_json(part) for name, part in parts}}
+        case Hybrid():
+            parts = (("continuous", space.continuous), ("discrete", space.discrete))
+            return {"type": "Hybrid", **{name: space_to_json(part) for name, part in parts}}
         case MultiBinary():
             return {"type": "MultiBinary", "n": space.n if isinstance(space.n, int) else list(space.n)}
         case Dict() if all(isinstance(key, str) for key in space.spaces):
@@ -202,8 +202,8 @@ def space_from_json(node: Any) -> Space[Any]:
         case "MultiDiscrete":
             dtype: Any = np.dtype(node["dtype"])
             return MultiDiscrete(np.array(node["nvec"], dtype), dtype, start=np.array(node["start"], dtype))
-        case "Mixed":
-            return Mixed(*(space_from_json(node[name]) for name in ("numbers", "choices")))  # type: ignore[arg-type]
+        case "Hybrid":
+            return Hybrid(*(space_from_json(node[name]) for name in ("continuous", "discrete")))  # type: ignore[arg-type]
         case "MultiBinary":
             return MultiBinary(node["n"])
         case "Dict":

@@ -163,14 +163,19 @@ def _transformed(env: Env, space: Space[Any], function: Callable[[Any], Any]) ->
     return env if function is _same else TransformObservation(env, function, space)
 
 
-def _flat(env: Env) -> Env:
-    """Flatten the observation to one float vector."""
-    space = env.observation_space
+def flat_box(space: Space[Any]) -> Box | None:
+    """Return the space of the vectors that Gymnasium's ``flatten`` returns; None: it cannot flatten ``space``."""
     try:
         flat = flatten_space(space)
     except NotImplementedError:
-        flat = None
-    if not isinstance(flat, Box):
+        return None
+    return flat if isinstance(flat, Box) else None
+
+
+def _flat(env: Env) -> Env:
+    """Flatten the observation to one float vector."""
+    space = env.observation_space
+    if (flat := flat_box(space)) is None:
         raise ConfigError("env.flatten", f"the observation space {space} cannot be flattened to a vector")
     low, high = flat.low.astype(np.float32), flat.high.astype(np.float32)
     return TransformObservation(env, lambda obs: np.asarray(flatten(space, obs), np.float32), Box(low, high))

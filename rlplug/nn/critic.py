@@ -16,7 +16,7 @@ from rlplug.nn.cnn import is_image
 from rlplug.nn.mlp import Linear, precise
 from rlplug.nn.module import Module
 from rlplug.nn.spaces import choices_of
-from rlplug.spaces import Mixed
+from rlplug.spaces import Hybrid
 from rlplug.types import Batch, ConfigError
 
 
@@ -147,10 +147,10 @@ def critic_for(
         recurrent: the torso may have a recurrent state.
 
     Raises:
-        ConfigError: actions are both numbers and choices.
+        ConfigError: the action space is hybrid.
     """
-    if isinstance(action, Mixed):
-        said = f"learns values of either numbers or choices, but the environment's actions are {action}"
+    if isinstance(action, Hybrid):
+        said = f"learns values of either continuous or discrete actions, but the environment's actions are {action}"
         raise ConfigError("algo", f"{said}; use algo=ppo, or with a recording algo=marwil")
     choices = choices_of(action)
     if choices is not None:

@@ -400,57 +400,57 @@ class Beta:
 
 
 class Product:
-    """Numbers, and choices that do not depend on them: one vector, ``[..., N + C]`` float.
+    """Independent continuous and discrete parts of an action: one vector, ``[..., N + C]`` float.
 
     Args:
-        numbers: distribution of ``[..., N]``.
-        choices: distribution of ``[..., C]``.
-        normal: the number of normal numbers of noise that ``numbers`` takes.
+        continuous: distribution of ``[..., N]``.
+        discrete: distribution of ``[..., C]``.
+        normal: the number of normal numbers of noise that ``continuous`` takes.
     """
 
-    def __init__(self, numbers: Any, choices: MultiCategorical, normal: int) -> None:
-        self.numbers, self.choices, self.normal = numbers, choices, normal
-        self.size = numbers.event[0]
+    def __init__(self, continuous: Any, discrete: MultiCategorical, normal: int) -> None:
+        self.continuous, self.discrete, self.normal = continuous, discrete, normal
+        self.size = continuous.event[0]
 
     @property
     def params(self) -> Tensor:
-        return torch.cat((self.numbers.params, self.choices.params), -1)
+        return torch.cat((self.continuous.params, self.discrete.params), -1)
 
     def rebuild(self, params: Tensor) -> Product:
-        numbers, choices = self._apart(params)
-        return Product(self.numbers.rebuild(numbers), self.choices.rebuild(choices), self.normal)
+        continuous, discrete = self._apart(params)
+        return Product(self.continuous.rebuild(continuous), self.discrete.rebuild(discrete), self.normal)
 
     def sample(self, noise: Tensor) -> Tensor:
-        """Return the action, whose numbers are differentiable if theirs are, from normal noise.
+        """Return the action, whose continuous part is differentiable if theirs is, from normal noise.
 
-        Choices take uniform noise: the probability of a normal number below that of the noise.
+        The discrete part takes uniform noise: the probability of a normal number below that of the noise.
         """
         u = _normal_cdf(noise[..., self.normal :]).clamp(max=1.0 - 2.0**-24)
-        return _joined(self.numbers.sample(noise[..., : self.normal]), self.choices.sample(u))
+        return _joined(self.continuous.sample(noise[..., : self.normal]), self.discrete.sample(u))
 
     def mode(self) -> Tensor:
-        return _joined(self.numbers.mode(), self.choices.mode())
+        return _joined(self.continuous.mode(), self.discrete.mode())
 
     def uniform(self) -> Product:
-        return Product(self.numbers.uniform(), self.choices.uniform(), self.normal)
+        return Product(self.continuous.uniform(), self.discrete.uniform(), self.normal)
 
     def logp(self, action: Tensor) -> Tensor:
-        return self.numbers.logp(action[..., : self.size]) + self.choices.logp(action[..., self.size :].long())
+        return self.continuous.logp(action[..., : self.size]) + self.discrete.logp(action[..., self.size :].long())
 
     def entropy(self) -> Tensor:
-        return self.numbers.entropy() + self.choices.entropy()
+        return self.continuous.entropy() + self.discrete.entropy()
 
     def kl_from(self, params: Tensor) -> Tensor:
-        numbers, choices = self._apart(params)
-        return self.numbers.kl_from(numbers) + self.choices.kl_from(choices)
+        continuous, discrete = self._apart(params)
+        return self.continuous.kl_from(continuous) + self.discrete.kl_from(discrete)
 
     def _apart(self, params: Tensor) -> tuple[Tensor, Tensor]:
-        size = math.prod(self.choices.log_probs.shape[-2:])
+        size = math.prod(self.discrete.log_probs.shape[-2:])
         return params[..., :-size], params[..., -size:]
 
 
-def _joined(numbers: Tensor, choices: Tensor) -> Tensor:
-    return torch.cat((numbers, choices.to(numbers.dtype)), -1)
+def _joined(continuous: Tensor, discrete: Tensor) -> Tensor:
+    return torch.cat((continuous, discrete.to(continuous.dtype)), -1)
 
 
 def _normal_cdf(x: Tensor) -> Tensor:

@@ -26,7 +26,7 @@ from rlplug.nn.distributions import (
 from rlplug.nn.mlp import Linear, precise
 from rlplug.nn.module import Module
 from rlplug.nn.spaces import choices_of
-from rlplug.spaces import Mixed
+from rlplug.spaces import Hybrid
 from rlplug.types import ConfigError
 
 
@@ -230,24 +230,24 @@ class BetaHead(Head):
         return Beta(alpha, beta, self.event)
 
 
-class MixedHead(Head):
-    """Numbers and choices, independent of each other given the features.
+class HybridHead(Head):
+    """Continuous and discrete actions, independent of each other given the features.
 
     Args:
-        numbers: head of the numbers, which takes normal noise.
-        choices: head of the choices.
+        continuous: head of the continuous part, which takes normal noise.
+        discrete: head of the discrete part.
     """
 
     noise_kind = "normal"
 
-    def __init__(self, numbers: Head, choices: MultiCategoricalHead) -> None:
+    def __init__(self, continuous: Head, discrete: MultiCategoricalHead) -> None:
         super().__init__()
-        self.numbers, self.choices = numbers, choices
-        self.noise_size = numbers.noise_size + choices.noise_size
+        self.continuous, self.discrete = continuous, discrete
+        self.noise_size = continuous.noise_size + discrete.noise_size
 
     def forward(self, features: Tensor, mask: Tensor | None = None) -> Product:
         """Return the distribution; ``mask [..., sum(sizes)]`` marks the allowed choices, factor by factor."""
-        return Product(self.numbers(features), self.choices(features, mask), self.numbers.noise_size)
+        return Product(self.continuous(features), self.discrete(features, mask), self.continuous.noise_size)
 
 
 def head_for(
@@ -262,8 +262,8 @@ def head_for(
             is the same in all states.
 
     Raises:
-        ConfigError: the space is none of Discrete, MultiDiscrete, MultiBinary, Box and ``Mixed``, or the options do not
-            fit it.
+        ConfigError: the space is none of Discrete, MultiDiscrete, MultiBinary, Box and ``Hybrid``, or the options do
+            not fit it.
     """
     kind, free, log_std = "gaussian", True, 0.0
     if options is not None:
@@ -273,9 +273,9 @@ def head_for(
             said = f"autoregressive conditions several choices on each other, but actions are {space}"
             raise ConfigError("algo.distribution", f"{said}; leave it out")
         kind = "gaussian"
-    if isinstance(space, Mixed):  # the options are those of its numbers
-        numbers = head_for(space.numbers, features, gain=gain, options=options)
-        return MixedHead(numbers, MultiCategoricalHead(features, space.choices.nvec.tolist(), gain=gain))
+    if isinstance(space, Hybrid):  # the options are those of its continuous part
+        continuous = head_for(space.continuous, features, gain=gain, options=options)
+        return HybridHead(continuous, MultiCategoricalHead(features, space.discrete.nvec.tolist(), gain=gain))
     changed = "distribution" if kind != "gaussian" else "" if free else "free_log_std"
     if changed and not isinstance(space, spaces.Box):
         raise ConfigError(f"algo.{changed}", f"applies to continuous actions, but they are {space}; leave it out")

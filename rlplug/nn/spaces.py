@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.functional import one_hot
 
 from rlplug import host
-from rlplug.spaces import Mixed
+from rlplug.spaces import Hybrid
 from rlplug.types import ConfigError
 
 Path: TypeAlias = tuple[str, ...]
@@ -27,9 +27,9 @@ class Flatten:
     """Converts a tree of ``space`` with any leading axes to ``[..., size]`` float32.
 
     Box and MultiBinary: trailing axes flattened, bytes and images from 0 to 255 divided by 255; Discrete and
-    MultiDiscrete, which count from 0: one-hot; Mixed: its numbers, then its choices, one-hot; Dict and Tuple: parts
-    concatenated in the order of the space. A flat float32 Box is returned unchanged. Sizes are read once, since
-    ``torch.compile`` does not support a space's NumPy integers.
+    MultiDiscrete, which count from 0: one-hot; Hybrid: both parts; Dict and Tuple: parts concatenated in the order of
+    the space. A flat float32 Box is returned unchanged. Sizes are read once, since ``torch.compile`` does not support a
+    space's NumPy integers.
 
     Args:
         embed: encode parts with more than ``MOST_ONE_HOT`` choices by learned embeddings, whose dimension is the fourth
@@ -55,8 +55,8 @@ class Flatten:
                 self.choices = [int(space.n)]
             case spaces.MultiDiscrete():
                 self.choices = space.nvec.ravel().tolist()
-            case Mixed():
-                self.numbers, self.choices = space.size, space.choices.nvec.tolist()
+            case Hybrid():
+                self.numbers, self.choices = space.size, space.discrete.nvec.tolist()
             case spaces.Dict():
                 self.parts = [(key, Flatten(sub, embed)) for key, sub in space.spaces.items()]
             case spaces.Tuple():
@@ -173,7 +173,7 @@ def choices_of(space: spaces.Space[Any]) -> list[int] | None:
 
 def as_executed(space: spaces.Space[Any], action: Tensor) -> Tensor:
     """Return actions ``[..., *shape]`` with bounded numbers clipped to [-1, 1], as environments clip them."""
-    if isinstance(space, Mixed) and space.is_bounded():
+    if isinstance(space, Hybrid) and space.is_bounded():
         return torch.cat((action[..., : space.size].clamp(-1.0, 1.0), action[..., space.size :]), -1)
     return action.clamp(-1.0, 1.0) if isinstance(space, spaces.Box) and space.is_bounded() else action
 

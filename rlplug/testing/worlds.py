@@ -37,7 +37,7 @@ ACTIONS: dict[str, Space[Any]] = {
 NESTED: dict[str, Space[Any]] = {
     "dict": Dict({"move": Discrete(3, start=-1), "more": Tuple((MultiBinary(2), MultiDiscrete([2, 3])))}),
     "tuple": Tuple((Box(-2.0, 1.0, (2, 1), np.float32), Box(np.array([0.0], np.float32), np.inf, dtype=np.float32))),
-    "mixed": Dict(
+    "hybrid": Dict(
         {
             "push": Discrete(3, start=-1),
             "steer": Tuple((Box(-2.0, 1.0, (2, 1), np.float64), MultiBinary(2))),

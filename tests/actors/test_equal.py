@@ -38,7 +38,7 @@ CASES = {
     ),
     "sac, parameter noise": ((*SAC, "exploration=[parameter_noise]"), 12),
     "ppo, recurrent, curiosity": ((*PPO, "model=lstm", "model.hidden=8", "algo.max_seq_len=8", "exploration=[icm]"), 3),
-    "ppo, numbers and choices": (
+    "ppo, hybrid actions": (
         (
             *("env=gymnasium", "env.id=null", "env.entry_point=tests.plugins.aiming:Aiming", *PPO[1:]),
             *("env.vectorization=list", "tuned=none", "model.hidden=[16]"),

@@ -10,7 +10,7 @@ from rlplug.config import choose, default_node
 from rlplug.context import EnvShard, RunContext
 from rlplug.envs.masks import find_masks
 from rlplug.results.export import export
-from rlplug.spaces import Mixed
+from rlplug.spaces import Hybrid
 from rlplug.testing.checks import envs as kit
 from rlplug.testing.worlds import World
 from rlplug.types import ConfigError, EnvSpec
@@ -33,11 +33,11 @@ INSIDE = {
     "dict": MultiDiscrete([2, 2, 2, 3, 3]),
     "tuple": Box(*np.array([[-1, -1, -np.inf], [1, 1, np.inf]], np.float32)),
     "one": Discrete(3),
-    "mixed": Mixed(
+    "hybrid": Hybrid(
         Box(*np.array([[-np.inf, -1, -1], [np.inf, 1, 1]], np.float32)),  # far, steer
         MultiDiscrete([3, 2, 2]),
     ),
-    "bounded": Mixed(Box(-1.0, 1.0, (2,), np.float32), MultiDiscrete([2, 3])),
+    "bounded": Hybrid(Box(-1.0, 1.0, (2,), np.float32), MultiDiscrete([2, 3])),
 }
 
 
@@ -72,11 +72,11 @@ def test_an_environment_gets_its_own_actions(action, vectorization):
         ("ppo", "tuple", [*ROLLOUT, "total_steps=64"]),
         ("sac", "dict", REPLAY),
         ("dqn", "one", REPLAY),
-        ("ppo", "mixed", [*ROLLOUT, "total_steps=64", "algo.kl_coeff=0.2", "exploration=[icm]"]),
+        ("ppo", "hybrid", [*ROLLOUT, "total_steps=64", "algo.kl_coeff=0.2", "exploration=[icm]"]),
         ("ppo", "bounded", [*ROLLOUT, "total_steps=64", "model=lstm", "model.hidden=8", "algo.distribution=beta"]),
         ("a2c", "bounded", ["num_envs=2", "total_steps=64", "algo.distribution=squashed_gaussian"]),
-        ("impala", "mixed", ["num_envs=2", "rollout_fragment_length=16", "train_batch_size=32", "total_steps=64"]),
-        ("appo", "mixed", ["num_envs=2", "rollout_fragment_length=8", "train_batch_size=16", "total_steps=64"]),
+        ("impala", "hybrid", ["num_envs=2", "rollout_fragment_length=16", "train_batch_size=32", "total_steps=64"]),
+        ("appo", "hybrid", ["num_envs=2", "rollout_fragment_length=8", "train_batch_size=16", "total_steps=64"]),
     ],
 )
 def test_a_policy_acts_in_the_structure_of_the_environment(algo, action, words, tmp_path):
@@ -100,7 +100,7 @@ def leaves(actions):
 @pytest.mark.parametrize(
     ("action", "words"),
     [
-        *[(action, ["total_steps=64"]) for action in ("dict", "tuple", "one", "mixed")],
+        *[(action, ["total_steps=64"]) for action in ("dict", "tuple", "one", "hybrid")],
         ("dict", IN_ORDER),
         ("bounded", ["total_steps=64", "algo.distribution=beta"]),
     ],
@@ -111,7 +111,7 @@ def test_an_export_has_the_parts_side_by_side(action, words, tmp_path):
     rlplug.train(["algo=ppo", *RUN, f"+env.kwargs.action={action}", *ROLLOUT, *words], folder=folder)
     (found,) = [x for x in export(folder, "torch", tmp_path / "export", steps=40)["outputs"] if x["name"] == "action"]
     assert found["shape"] == ["batch", *INSIDE[action].shape]
-    dtypes = {"tuple": "float32", "bounded": "float32", "mixed": "float64"}  # one of its parts is
+    dtypes = {"tuple": "float32", "bounded": "float32", "hybrid": "float64"}  # one of its parts is
     assert found["dtype"] == dtypes.get(action, "int64")
     assert "the parts side by side: " in found["meaning"]
 
@@ -125,14 +125,14 @@ def test_a_recording_is_read_again(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["json", "parquet"])
-def test_a_recording_of_numbers_and_choices_is_read_again(kind, tmp_path):
-    words, data = ["+env.kwargs.action=mixed", "total_steps=64"], tmp_path / "data"
+def test_a_recording_of_hybrid_actions_is_read_again(kind, tmp_path):
+    words, data = ["+env.kwargs.action=hybrid", "total_steps=64"], tmp_path / "data"
     record = [f"record.path={data}", f"record.format={kind}"]
     rlplug.train(["algo=ppo", *RUN, *ROLLOUT, *words, *record], folder=tmp_path / "run")
     for algo in ("bc", "marwil"):
         folder = tmp_path / algo
         rlplug.train([f"algo={algo}", *RUN, *words, f"data.path={data}", "train_batch_size=8"], folder=folder)
-        env = World(action="mixed")
+        env = World(action="hybrid")
         assert env.action_space.contains(rlplug.load(folder).act(env.reset(seed=1)[0]))
 
 

@@ -103,13 +103,13 @@ def test_a_real_environment_with_its_own_spaces():
     assert back.single_agent.action == Box(-1, 1, (1,))
 
 
-@pytest.mark.parametrize("action", ["mixed", "bounded"])
-def test_numbers_and_choices_come_back(action):
+@pytest.mark.parametrize("action", ["hybrid", "bounded"])
+def test_hybrid_actions_come_back(action):
     spec = single_agent(Box(-1, 1, (2,)), NESTED[action], None)
     node = json.loads(json.dumps(to_json(spec), allow_nan=False))
     assert from_json(node) == playable(node) == spec
-    node["groups"][0]["action"]["choices"] = {"type": "Discrete", "n": 2, "start": 0, "dtype": "int64"}
-    with pytest.raises(CheckpointError, match="the choices are Discrete"):
+    node["groups"][0]["action"]["discrete"] = {"type": "Discrete", "n": 2, "start": 0, "dtype": "int64"}
+    with pytest.raises(CheckpointError, match="the discrete part is Discrete"):
         from_json(node)
 
 

@@ -154,8 +154,8 @@ def test_actions_are_those_of_other_environments(space):
     np.testing.assert_allclose(found, execute(space)(action), rtol=1e-6)
 
 
-@pytest.mark.parametrize("action", ["mixed", "bounded"])
-def test_numbers_and_choices_are_those_of_other_environments(action):
+@pytest.mark.parametrize("action", ["hybrid", "bounded"])
+def test_hybrid_actions_are_those_of_other_environments(action):
     space = NESTED[action]
     inside = inside_action(space)
     inside.seed(1)

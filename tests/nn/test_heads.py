@@ -18,7 +18,7 @@ from rlplug.nn import (
     CategoricalHead,
     DiagGaussian,
     DiagGaussianHead,
-    MixedHead,
+    HybridHead,
     MultiCategoricalHead,
     TanhGaussianHead,
     as_executed,
@@ -28,7 +28,7 @@ from rlplug.nn import (
 )
 from rlplug.nn.adaptation import AdaptivePolicy
 from rlplug.run.build import build
-from rlplug.spaces import Mixed
+from rlplug.spaces import Hybrid
 from rlplug.testing.context import context
 from rlplug.types import ConfigError
 
@@ -42,7 +42,7 @@ SPACES = [
     (Box(-np.inf, np.inf, (2,), np.float32), DiagGaussianHead, 2),
     (Box(-np.inf, np.inf, (2, 3), np.float32), DiagGaussianHead, 6),
     (Box(-np.inf, np.inf, (), np.float32), DiagGaussianHead, 1),
-    (Mixed(Box(-np.inf, np.inf, (2,), np.float32), MultiDiscrete([3, 2, 4])), MixedHead, 5),
+    (Hybrid(Box(-np.inf, np.inf, (2,), np.float32), MultiDiscrete([3, 2, 4])), HybridHead, 5),
 ]
 
 
@@ -56,7 +56,7 @@ def test_head_of_a_space_acts_in_it(space, kind, size):
     assert noise.shape == (20, size) == (20, head.noise_size)
     dist = head(torch.randn(20, 8))
     action = dist.sample(noise)
-    assert action.dtype == (torch.float32 if isinstance(space, Box | Mixed) else torch.int64)
+    assert action.dtype == (torch.float32 if isinstance(space, Box | Hybrid) else torch.int64)
     for row in [*action, *dist.mode()]:
         assert space.contains(row.numpy().astype(space.dtype))
     assert dist.logp(action).shape == dist.entropy().shape == (20,)
@@ -101,28 +101,28 @@ def test_choices_of_different_sizes_equal_separate_ones():
     assert_close(dist.entropy(), first.entropy() + second.entropy())
 
 
-MIXED = Mixed(Box(-1.0, 1.0, (2,), np.float32), MultiDiscrete([3, 2]))
+HYBRID = Hybrid(Box(-1.0, 1.0, (2,), np.float32), MultiDiscrete([3, 2]))
 
 
-def mixed_head(**given):
+def hybrid_head(**given):
     torch.manual_seed(0)
-    return head_for(MIXED, 4, gain=1.0, options=options(**given)).double()
+    return head_for(HYBRID, 4, gain=1.0, options=options(**given)).double()
 
 
-def test_numbers_and_choices_are_a_product_of_both():
-    head, features = mixed_head(initial_log_std=-0.5), torch.randn(6, 4, dtype=torch.float64)
-    dist, logits = head(features), head.choices.linear(features)
-    numbers = ref.Independent(ref.Normal(head.numbers.linear(features), math.exp(-0.5)), 1)
+def test_hybrid_actions_are_a_product_of_both():
+    head, features = hybrid_head(initial_log_std=-0.5), torch.randn(6, 4, dtype=torch.float64)
+    dist, logits = head(features), head.discrete.linear(features)
+    numbers = ref.Independent(ref.Normal(head.continuous.linear(features), math.exp(-0.5)), 1)
     first, second = ref.Categorical(logits=logits[:, :3]), ref.Categorical(logits=logits[:, 3:5])
     x, i, j = numbers.sample(), first.sample(), second.sample()
     action = torch.cat((x, torch.stack((i, j), -1)), -1)
     assert_close(dist.logp(action), numbers.log_prob(x) + first.log_prob(i) + second.log_prob(j))
     assert_close(dist.entropy(), numbers.entropy() + first.entropy() + second.entropy())
-    old = mixed_head()(features + 0.5)
+    old = hybrid_head()(features + 0.5)
     assert_close(dist.kl_from(dist.params), torch.zeros(6, dtype=torch.float64))
     alike = dist.rebuild(old.params)
     assert_close(alike.logp(action), old.logp(action))
-    means, old_logits = head.numbers.linear(features + 0.5), head.choices.linear(features + 0.5)
+    means, old_logits = head.continuous.linear(features + 0.5), head.discrete.linear(features + 0.5)
     kl = ref.kl_divergence(ref.Independent(ref.Normal(means, 1.0), 1), numbers)
     kl = kl + ref.kl_divergence(ref.Categorical(logits=old_logits[:, :3]), first)
     kl = kl + ref.kl_divergence(ref.Categorical(logits=old_logits[:, 3:5]), second)
@@ -130,59 +130,59 @@ def test_numbers_and_choices_are_a_product_of_both():
     assert_close(dist.mode(), torch.cat((numbers.mean, torch.stack([first.mode, second.mode], -1)), -1))
 
 
-def test_samples_of_numbers_and_choices_have_their_frequencies():
-    head, n = mixed_head(), 40_000
+def test_samples_of_hybrid_actions_have_their_frequencies():
+    head, n = hybrid_head(), 40_000
     dist = head(torch.randn(1, 4, dtype=torch.float64).expand(n, 4))
     action = dist.sample(head.noise(context(), n).double())
-    std = (action[:, :2] - dist.numbers.mean).std(0)
+    std = (action[:, :2] - dist.continuous.mean).std(0)
     assert_close(std, torch.ones(2, dtype=torch.float64), atol=0.02, rtol=0.0)
     pairs = torch.bincount((action[:, 2] * 2 + action[:, 3]).long(), minlength=6) / n
-    first, second = dist.choices.log_probs[0].exp()
+    first, second = dist.discrete.log_probs[0].exp()
     expected = (first.unsqueeze(1) * second[:2]).flatten()
     assert_close(pairs.double(), expected, atol=0.01, rtol=0.0)
     split = torch.stack([action[action[:, 2] == i, 0].mean() for i in range(3)])
-    assert_close(split, dist.numbers.mean[0, 0].expand(3), atol=0.05, rtol=0.0)  # they are independent
+    assert_close(split, dist.continuous.mean[0, 0].expand(3), atol=0.05, rtol=0.0)  # they are independent
 
 
 def test_the_largest_noise_chooses_what_exists():
-    head = mixed_head()
+    head = hybrid_head()
     noise = torch.full((1, head.noise_size), 40.0)
     for sign in (1.0, -1.0):
         choices = head.float()(torch.zeros(1, 4)).sample(sign * noise)[0, 2:]
         assert ((choices >= 0) & (choices < torch.tensor([3, 2]))).all()
 
 
-def test_masks_of_numbers_and_choices_are_those_of_the_choices():
-    head, mask = mixed_head(), torch.tensor([[False, False, True, True, False]])
+def test_masks_of_hybrid_actions_are_those_of_the_discrete_part():
+    head, mask = hybrid_head(), torch.tensor([[False, False, True, True, False]])
     dist = head(torch.zeros(1, 4, dtype=torch.float64), mask)
     noise = head.noise(context(), 50).double()
     for of in (dist, dist.uniform()):
         action = of.rebuild(of.params.expand(50, -1)).sample(noise)
         assert (action[:, 2:] == torch.tensor([2.0, 0.0])).all()
         assert len(action[:, 0].unique()) == 50
-    assert_close(dist.entropy(), dist.numbers.entropy().expand(1))
+    assert_close(dist.entropy(), dist.continuous.entropy().expand(1))
 
 
 @pytest.mark.parametrize("name", ["squashed_gaussian", "beta"])
 def test_distributions_by_name_are_those_of_the_numbers(name):
-    head = mixed_head(distribution=name)
+    head = hybrid_head(distribution=name)
     noise = head.noise(context(), 50).double()
     dist = head(torch.randn(50, 4, dtype=torch.float64))
     for action in (dist.sample(noise), dist.mode(), dist.uniform().sample(noise)):
-        assert all(MIXED.contains(row.detach().float().numpy()) for row in action)
-        assert_close(as_executed(MIXED, action), action)
+        assert all(HYBRID.contains(row.detach().float().numpy()) for row in action)
+        assert_close(as_executed(HYBRID, action), action)
 
 
-def test_numbers_and_choices_as_one_flat_vector():
+def test_hybrid_actions_as_one_flat_vector():
     action = torch.tensor([[2.0, -0.5, 1.0, 0.0]])
-    assert flatten(MIXED, as_executed(MIXED, action)).tolist() == [[1.0, -0.5, 0.0, 1.0, 0.0, 1.0, 0.0]]
+    assert flatten(HYBRID, as_executed(HYBRID, action)).tolist() == [[1.0, -0.5, 0.0, 1.0, 0.0, 1.0, 0.0]]
 
 
-def test_policies_with_weights_of_their_own_have_numbers_and_choices():
+def test_policies_with_weights_of_their_own_have_hybrid_actions():
     """As MAML and MBMPO use them, under ``vmap``."""
     torch.manual_seed(0)
     torso = SimpleNamespace(out_dim=3, initial_carry=lambda n: {})
-    policy = AdaptivePolicy(torso, MIXED)
+    policy = AdaptivePolicy(torso, HYBRID)
     policy.torso = lambda obs, carry, is_first: (obs, carry)
     rows = {"obs": torch.randn(2, 5, 3), "noise": torch.randn(2, 5, policy.policy.noise_size)}
     found = policy.sample(policy.initial(2), rows)
@@ -196,13 +196,13 @@ def test_policies_with_weights_of_their_own_have_numbers_and_choices():
     assert_close(entropy, dist.entropy())
 
 
-def test_order_among_numbers_and_choices_is_refused():
+def test_order_among_hybrid_actions_is_refused():
     with pytest.raises(ConfigError, match="autoregressive conditions several choices"):
-        mixed_head(distribution="autoregressive")
+        hybrid_head(distribution="autoregressive")
 
 
 @pytest.mark.parametrize(
-    ("numbers", "choices", "why"),
+    ("continuous", "discrete", "why"),
     [
         (Box(-1, 1, (2, 1)), MultiDiscrete([2]), r"give a float32 Box \[N\]"),
         (Box(-1, 1, (2,), np.float64), MultiDiscrete([2]), r"give a float32 Box \[N\]"),
@@ -210,9 +210,9 @@ def test_order_among_numbers_and_choices_is_refused():
         (Box(-1, 1, (2,)), MultiDiscrete([2], start=[1]), "that counts from 0"),
     ],
 )
-def test_parts_of_another_kind_are_refused(numbers, choices, why):
+def test_parts_of_another_kind_are_refused(continuous, discrete, why):
     with pytest.raises(ValueError, match=why):
-        Mixed(numbers, choices)
+        Hybrid(continuous, discrete)
 
 
 @pytest.mark.parametrize("lead", [(6,), (2, 3)])
@@ -334,9 +334,9 @@ def test_a_policy_of_action_values_has_a_gradient_of_its_samples():
     assert (action.shape, logp.shape) == ((20, 6), (20,))
     (action.square().sum() - logp.sum()).backward()
     assert all((p.grad != 0).any() and p.grad.isfinite().all() for p in head.parameters())
-    assert isinstance(soft_head(MIXED.choices, 8, "squashed_gaussian"), MultiCategoricalHead)
+    assert isinstance(soft_head(HYBRID.discrete, 8, "squashed_gaussian"), MultiCategoricalHead)
     with pytest.raises(ConfigError, match=r"algo\.distribution: beta applies to continuous actions"):
-        soft_head(MIXED.choices, 8, "beta")
+        soft_head(HYBRID.discrete, 8, "beta")
 
 
 def test_log_std_of_the_tanh_head_is_bounded():

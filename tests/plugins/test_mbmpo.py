@@ -45,8 +45,8 @@ class Paying:
         return batch["next_obs"][:, 0] > 1.0
 
 
-def of(obs: Any = 3, **options: Any) -> MBMPO:
-    ctx = testing.context(testing.spec(obs, action=2), overrides=["algo=mbmpo", "model.hidden=[8]"])
+def of(obs: Any = 3, action: Any = 2, **options: Any) -> MBMPO:
+    ctx = testing.context(testing.spec(obs, action), overrides=["algo=mbmpo", "model.hidden=[8]"])
     ctx.simulator = Paying  # type: ignore[method-assign]
     return MBMPO(testing.config("algo/mbmpo", **{"ensemble_size": 2, "fc_net_hiddens": [8], **options}), ctx)
 
@@ -130,6 +130,12 @@ def test_an_evaluation_plays_the_policies_of_the_next_real_episodes_and_changes_
     assert any((weights["0"][name] != weights["1"][name]).any() for name in weights["0"])
     assert metrics["eval/return_mean"] == 1.5  # the mean of 0, 2, 1 and 3
     assert metrics["eval/policy_return_mean"] == 10.0
+
+
+@pytest.mark.parametrize(("bound", "seen"), [(1.0, [1.0, -0.5]), (np.inf, [3.0, -0.5])])
+def test_networks_see_the_actions_that_an_environment_executes(bound, seen):
+    algorithm = of(action=Box(-bound, bound, (1,), np.float32))
+    assert algorithm._flat(torch.tensor([[3.0], [-0.5]])).flatten().tolist() == seen
 
 
 def test_held_out_rows_are_in_no_loss_and_no_moment():

@@ -15,7 +15,7 @@ from torch import Tensor
 from rlplug.api import Algorithm, Clip, Context, Job, Learner, Losses, Needs, Optim, Play, Segment, Window
 from rlplug.functional.meta import adapt_kl_coeffs, adapted, meta_objective, task_advantages
 from rlplug.functional.returns import metrics_of_jobs
-from rlplug.nn import Activation, Adam, Flatten
+from rlplug.nn import Activation, Adam, Flatten, as_executed
 from rlplug.nn.adaptation import AdaptivePolicy
 from rlplug.nn.dynamics import Dynamics
 from rlplug.settings import (
@@ -152,7 +152,7 @@ class MBMPO(Algorithm):
         self.started += len(begun)
 
     def _flat(self, action: Tensor) -> Tensor:
-        return self.flat(action).clamp(-1.0, 1.0)
+        return self.flat(as_executed(self.ctx.spec.single_agent.action, action))
 
     # ---- imagined episodes -------------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""Actions of numbers and choices: what learns from them, and what refuses them."""
+"""Hybrid action spaces: what learns from them, and what refuses them."""
 
 import re
 
@@ -16,7 +16,7 @@ from rlplug.run.build import build
 from rlplug.testing.checks.resume import check_resumes
 from rlplug.testing.checks.runs import Case
 from rlplug.types import ConfigError, EnvSpec, Group
-from tests.nn.test_heads import MIXED
+from tests.nn.test_heads import HYBRID
 from tests.plugins.aiming import BEST, ONE_PART, Aiming
 
 ENV = ["env=gymnasium", "env.id=null", "env.entry_point=tests.plugins.aiming:Aiming"]
@@ -66,7 +66,7 @@ def test_a_run_resumes_bit_for_bit():
         ("sac", "sac serves Box, Discrete, .*; use algo=ppo"),
         ("ddpg", "needs continuous actions within bounds, .*; use algo=ppo"),
         ("dreamerv3", "dreamerv3 serves .*; use algo=ppo"),
-        ("es", "es cannot choose actions of Mixed.*; use algo=ppo for these"),
+        ("es", "es cannot choose actions of Hybrid.*; use algo=ppo for these"),
     ],
 )
 def test_values_of_one_kind_are_refused(algo, why, tmp_path):
@@ -77,7 +77,7 @@ def test_values_of_one_kind_are_refused(algo, why, tmp_path):
 def test_values_of_recorded_actions_are_refused(tmp_path):
     rlplug.train([*SMALL, *ENV, *RUN, f"record.path={tmp_path / 'data'}"], folder=tmp_path / "run")
     words = ["algo=iql", *ENV, "hardware=cpu", "logger.only=[]", f"data.path={tmp_path / 'data'}"]
-    with pytest.raises(ConfigError, match=r"values of either numbers or choices.* use algo=ppo, or .* algo=marwil"):
+    with pytest.raises(ConfigError, match=r"either continuous or discrete actions.* use algo=ppo, or .* algo=marwil"):
         build(compose(words), tmp_path)
 
 
@@ -90,7 +90,7 @@ def test_order_is_refused(tmp_path):
     ("which", "why"), [(1.0, None), (3.0, "its actions do not match"), (0.5, "its actions do not match")]
 )
 def test_recorded_choices_that_do_not_exist_are_refused(which, why):
-    spec = EnvSpec({"agent": Group(MIXED.numbers, MIXED)})
+    spec = EnvSpec({"agent": Group(HYBRID.continuous, HYBRID)})
     flags = {key: np.array(values) for key, values in (("valid", [True, False]), ("is_first", [True, False]))}
     flags |= {"terminated": flags["valid"], "truncated": ~flags["valid"] & False}
     action = np.array([[0.5, 1.5, which, 1.0], [0.0] * 4], np.float32)
@@ -106,12 +106,12 @@ def test_recorded_choices_that_do_not_exist_are_refused(which, why):
     ("action", "why"),
     [
         ([0.5, 1.5, 2.0, 1.0], None),
-        ([0.5, 1.5, 3.0, 1.0], r"returned the action 3.0, which is not in Mixed\("),
+        ([0.5, 1.5, 3.0, 1.0], r"returned the action 3.0, which is not in Hybrid\("),
         ([0.5, 1.5, 0.5, 1.0], "returned the action 0.5, which"),
-        ([0, 1, 2, 1], "returned actions of int64 for Mixed.*; return float32"),
+        ([0, 1, 2, 1], "returned actions of int64 for Hybrid.*; return float32"),
     ],
 )
 def test_an_algorithm_that_returns_others_is_told(action, why):
-    spec = EnvSpec({"agent": Group(MIXED.numbers, MIXED)})
+    spec = EnvSpec({"agent": Group(HYBRID.continuous, HYBRID)})
     found = actions_misfit(spec, {"action": torch.tensor([action])}, 1)
     assert found is None if why is None else re.search(why, found)
