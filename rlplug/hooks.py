@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -14,10 +13,11 @@ from rlplug.api import Run
 from rlplug.checkpointing.serialize import copy_to_host
 from rlplug.contract.members import check_hooks
 from rlplug.data.recorder import Episodes
+from rlplug.envs.episode_metrics import OWN
 from rlplug.envs.seeded import tell_once
 from rlplug.registry.discovery import unknown
 from rlplug.registry.hookspecs import Events
-from rlplug.types import Batch, ConfigError, Tree
+from rlplug.types import Batch, ConfigError, RunError, Tree
 
 HOOKS = [name for name in vars(Events) if name.startswith("rlplug_")]
 STATE = "define state(), which returns plain data, and load(state)"
@@ -58,8 +58,11 @@ class UserCallbacks:
         return [*self._each.values()]
 
     def add(self, metrics: Iterable[Mapping[str, float] | None]) -> None:
-        """Add the metrics of an episode that callbacks returned."""
-        self._metrics += filter(None, metrics)
+        """Add the metrics of an episode that callbacks returned. Raises ``RunError`` for names of rlplug's own."""
+        found = [*filter(None, metrics)]
+        if taken := next(filter(OWN.fullmatch, chain(*found)), None):
+            raise RunError(f"rlplug_episode returned {taken!r}, which rlplug logs itself; use another name")
+        self._metrics += found
 
     def drain(self) -> list[Mapping[str, float]]:
         """Return the metrics of the episodes that ended since the last call."""
@@ -96,15 +99,6 @@ class _Episodes(Episodes):
         total = float(np.concatenate(rewards, 1)[:-1].sum(0, dtype=np.float64).mean())
         episode = {**rows, "return": total, "length": len(rows["valid"]) - 1}
         self._callbacks.add(run.hooks.hook.rlplug_episode(run=run, episode=episode))  # type: ignore[attr-defined]
-
-
-def episode_means(ranks: Iterable[Iterable[Mapping[str, float]]]) -> dict[str, float]:
-    """Return ``episode/<name>``: the mean of each metric over the episodes of all ranks that have it."""
-    found = defaultdict[str, list[float]](list)
-    for episode in (episode for rank in ranks for episode in rank):
-        for name, value in episode.items():
-            found[f"episode/{name}"].append(float(value))
-    return {name: math.fsum(values) / len(values) for name, values in found.items()}
 
 
 def _has(made: Any, member: str) -> bool:

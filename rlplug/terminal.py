@@ -125,7 +125,9 @@ def clock(seconds: float) -> str:
 
 
 def size(n: float) -> str:
-    return f"{n / 2**30:.1f} GiB" if n >= 2**30 else f"{n / 2**20:.0f} MiB"
+    """Format bytes in a suitable unit."""
+    power = min(max(int(n).bit_length() - 1, 0) // 10, 4)
+    return f"{n / 1024**power:.4g} {('B', 'KiB', 'MiB', 'GiB', 'TiB')[power]}"
 
 
 class Live:

@@ -454,11 +454,58 @@ def test_metrics_over_ranks(tmp_path):
     assert steps == pytest.approx(lengths)
 
 
+def test_a_window_averages_the_last_episodes_also_after_a_resume(tmp_path):
+    count, options = (
+        Count(),
+        SMALL | {"num_envs": 1, "rollout_fragment_length": 32, "total_steps": 256, "log.window": 3, "log.every": 32},
+    )
+    env = {"name": "gymnasium", "entry_point": Scored}
+    rlplug.train(env=env, callbacks=[count], folder=tmp_path / "run", **options)
+    names = ("episode/length", "episode/steps", "episode/return", "episode/odd")
+    lengths, steps, returns, odd = whole = columns(tmp_path / "run", *names)
+    assert len(count.lengths) >= 6
+    assert lengths[-1] == pytest.approx(np.mean(count.lengths[-3:]))
+    assert odd[-1] == pytest.approx(np.mean([n % 2 for n in count.lengths[-3:]]))
+    assert steps == lengths == returns
+    with rlplug.Session(env=env, callbacks=[Count()], folder=tmp_path / "left", **options) as run:
+        while run.env_steps < 128:
+            run.step()
+    with rlplug.Session.resume(tmp_path / "left") as run:
+        while not run.done:
+            run.step()
+    assert columns(tmp_path / "left", *names) == whole
+
+
 class Wrong(Mine):
+    def __init__(self, metrics: Any) -> None:
+        super().__init__()
+        self.metrics = metrics
+
     def step(self, action: Any) -> Any:
-        return *super().step(action)[:4], {"metrics": 3}
+        return *super().step(action)[:4], {"metrics": self.metrics}
 
 
-def test_metrics_that_are_none_end_the_run(tmp_path):
-    with pytest.raises(RunError, match=r"info\['metrics'\] is int; it should map names to numbers"):
-        rlplug.train(env=Wrong, folder=tmp_path / "run", **SMALL)
+@pytest.mark.parametrize(
+    ("metrics", "said"),
+    [
+        (3, r"info\['metrics'\] is int; it should map names to numbers"),
+        (
+            {"coins": 1, "return/red": 2},
+            r"info\['metrics'\] has 'return/red', which rlplug logs itself; use another name",
+        ),
+    ],
+)
+def test_wrong_metrics_end_the_run(tmp_path, metrics, said):
+    with pytest.raises(RunError, match=said):
+        rlplug.train(env=lambda: Wrong(metrics), folder=tmp_path / "run", **SMALL)
+
+
+class Length(Count):
+    @hookimpl
+    def rlplug_episode(self, run: Any, episode: Any) -> dict[str, float]:
+        return {"length": 0.0}
+
+
+def test_a_callback_cannot_replace_the_length_of_episodes(tmp_path):
+    with pytest.raises(RunError, match="rlplug_episode returned 'length', which rlplug logs itself; use another name"):
+        rlplug.train(callbacks=[Length()], folder=tmp_path / "run", **SMALL)

@@ -55,6 +55,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         outlive_readers("stderr", *(() if verb in PRINT else ("stdout",)))
         with loading():
             run = importlib.import_module(f"rlplug.cli.{verb}").main
+        if verb in ("train", "resume"):
+            arguments = without_verbose(arguments)
         return _printed(run, arguments) if verb in PRINT else run(arguments)
     except (ConfigError, RunError) as error:
         return failed(error)
@@ -91,6 +93,12 @@ def say(text: object) -> None:
 def without_json(arguments: Sequence[str]) -> tuple[list[str], bool]:
     """Return the arguments other than ``--json``, and whether it is among them."""
     return [argument for argument in arguments if argument != "--json"], "--json" in arguments
+
+
+def without_verbose(arguments: Sequence[str]) -> list[str]:
+    """Return the arguments with ``-v`` as the setting that it stands for."""
+    others = [argument for argument in arguments if argument not in ("-v", "--verbose")]
+    return others + ["log.level=debug"] * (len(others) < len(arguments))
 
 
 def printing(as_json: bool) -> AbstractContextManager[Any]:

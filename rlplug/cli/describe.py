@@ -9,8 +9,8 @@ from torch.nn import Module
 
 from rlplug.envs.spaces import in_words
 from rlplug.nn import ActorCritic
-from rlplug.run.checks import size
 from rlplug.script import name_of
+from rlplug.terminal import size
 from rlplug.trainer.trainer import Trainer
 
 SMALL = 64

@@ -28,14 +28,16 @@ VERBS = {
 }
 """verbs of other programs, and their equivalents"""
 
+VERBOSE = "-v prints every row of metrics and every checkpoint"
 FLAGS = {
     "dry_run": "check shows what would run, without training: check algo=ppo env=cartpole",
     "n": "check shows what would run, without training: check algo=ppo env=cartpole",
     "list": VERBS["list"],
     "l": VERBS["list"],
-    "v": "--version prints the version; a run prints more lines with logger.progress.every=1",
-    "verbose": "a run prints more lines with logger.progress.every=1",
-    "debug": "a run prints more lines with logger.progress.every=1; --cfg job shows every setting",
+    "vv": VERBOSE,
+    "debug": f"{VERBOSE}; --cfg job shows every setting",
+    "quiet": "log.level=warning prints only problems",
+    "q": "log.level=warning prints only problems",
     "config": "--cfg job shows every setting; settings are written key=value",
     "resume": VERBS["continue"],
     "play": VERBS["enjoy"],

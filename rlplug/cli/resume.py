@@ -8,7 +8,7 @@ from rlplug.cli import printing, say_run, tell, without_json
 from rlplug.cli.arguments import run_first
 from rlplug.registry import warn_broken
 
-USAGE = """rlplug resume <run folder> [--json] [key=value ...]
+USAGE = """rlplug resume <run folder> [--json] [-v] [key=value ...]
 
 Continues a run from its newest good checkpoint, exactly as if it had not stopped. Needs only the run folder.
 Settings that do not affect learning can change: stop, eval, estimate, log, checkpoint, logger, callbacks, hardware,
@@ -19,7 +19,8 @@ compile, deterministic, on_nan. total_steps can be raised, and options that acce
   total_steps=200_000 algo.lr=1e-4
                            continue with this step size
 
---json prints the run's folder and its summary as one JSON object at the end."""
+--json prints the run's folder and its summary as one JSON object at the end. -v prints every row of metrics and
+every checkpoint."""
 
 
 def main(arguments: Sequence[str]) -> int:

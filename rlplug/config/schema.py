@@ -148,6 +148,8 @@ class Estimate:
 @settings
 class Log:
     every: PositiveInt = option("Steps between rows of metrics.")
+    window: PositiveInt | None = option("Average episode/* over this many last episodes; null: those of the row.")
+    level: Literal["warning", "info", "debug"] = option("What a run prints; debug: also every row of metrics.")
     system: bool = option("Also log the load of CPU, memory and GPU, as system/<name>.")
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from rlplug.envs.checking import MisfitError, column
 
 KEY = "metrics"
+OWN = re.compile("return|length|return/.*|return_least_exploring")
+"""metrics of episodes that rlplug logs itself"""
 
 
 class EpisodeMetrics:
@@ -25,10 +28,12 @@ class EpisodeMetrics:
         """Add the metrics of one step of column ``i``.
 
         Raises:
-            MisfitError: they are not a mapping of names to numbers.
+            MisfitError: they are not a mapping of names to numbers, or have a name of rlplug's own metrics.
         """
         if not isinstance(given, Mapping):
             raise MisfitError(f"info['metrics'] is {type(given).__name__}; it should map names to numbers")
+        if taken := next(filter(OWN.fullmatch, map(str, given)), None):
+            raise MisfitError(f"info['metrics'] has {taken!r}, which rlplug logs itself; use another name")
         for name, value in given.items():
             total, count = self._open[i].get(name, (0.0, 0))
             self._open[i][str(name)] = total + float(column(f"info['metrics'][{name!r}]", value, (), "fiub")), count + 1

@@ -20,13 +20,14 @@ from gymnasium.vector import AutoresetMode
 
 from rlplug import registry
 from rlplug.agents import changes_actions
-from rlplug.api import Buffer, Data, Exploration, Loop, Needs, Plan
+from rlplug.api import Buffer, Data, Exploration, Loop, Needs
 from rlplug.config import show
 from rlplug.config.errors import Refusals, refuse
 from rlplug.context import ResolvedRun
 from rlplug.data import advice
 from rlplug.plan import require_room
 from rlplug.registry import Kind
+from rlplug.terminal import size
 from rlplug.trainer.trainer import Trainer
 from rlplug.types import ConfigError
 
@@ -150,10 +151,10 @@ def _hardware(run: ResolvedRun) -> Refusals:
     """Check that ranks, microbatches and actors get equal shares of samples and environments."""
     plan, ranks, num_envs, needs, algo = (
         run.plan, run.plan.world_size, run.config.num_envs, run.needs, run.config.algo.name)
-    if needs.data != "rollout":  # a rollout is not sampled
-        yield from shares(run.config.train_batch_size, plan)
     size, rollout, whole = run.config.train_batch_size, run.config.rollout_fragment_length, run.whole_segments
-    rows = rollout * (1 if num_envs % ranks else ranks)
+    rows, parts = rollout * (1 if num_envs % ranks else ranks), ranks * plan.microbatches
+    yield (needs.data != "rollout" and size % parts, "train_batch_size", _uneven(  # a rollout is not sampled
+           f"{size}", f"{parts} ranks and microbatches", range(size - size % parts or parts, size + parts, parts)))
     yield (needs.gradients and size % whole and (whole % size or size % rows), "train_batch_size", lambda:
            f"{size} transitions are not whole rollouts of {rollout} steps that divide the {whole // rows} environments "
            f"of a process; use {' or '.join(str(n) for n in range(rows, whole + 1, rows) if whole % n == 0)}")
@@ -176,14 +177,6 @@ def _hardware(run: ResolvedRun) -> Refusals:
                f"actors for {plan.num_nodes} machines need a Ray cluster that spans them")
         yield (address is not None and not re.fullmatch(".+:[0-9]+", address), at,
                f"{address!r} is not host:port, as ray start --head prints it")
-
-
-def shares(batch_size: int, plan: Plan) -> Refusals:
-    """Check that every rank and microbatch gets an equal share of a sample."""
-    parts = plan.world_size * plan.microbatches
-    near = batch_size - batch_size % parts
-    yield batch_size % parts, "train_batch_size", _uneven(str(batch_size), f"{parts} ranks and microbatches", (
-        n for n in (near, near + parts) if n))
 # fmt: on
 
 
@@ -287,9 +280,3 @@ def memory(failure: Callable[[str], Exception]) -> Iterator[None]:
             raise
         found = re.search(r"allocate ([0-9]+) bytes|allocate ([0-9.]+ [KMGT]?i?B)", said)
         raise failure("more" if found is None else f"a tensor of {found[2] or size(int(found[1]))}") from None
-
-
-def size(n: float) -> str:
-    """Format bytes in a suitable unit."""
-    power = min(max(int(n).bit_length() - 1, 0) // 10, 4)
-    return f"{n / 1024**power:.4g} {('B', 'KiB', 'MiB', 'GiB', 'TiB')[power]}"

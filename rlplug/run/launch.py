@@ -143,7 +143,7 @@ def created(
             lock.enter_context(run_dir.locked(folder, "hydra.run.dir"))
             run_dir.create(folder, config, plan, trainer.reports.identity, command)
             seen = (line for group in trainer.ctx.spec.groups.values() for line in remarks(group.obs))
-            for note in (*notes, *seen, *trainer.reports.stopping.notes()):
+            for note in (*notes, *seen, *trainer.reports.stopping.notes()) if config.log.level != "warning" else ():
                 tell(note)
         yield trainer
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,7 +23,6 @@ from rlplug.config.schema import Log
 from rlplug.context import ResolvedRun
 from rlplug.evaluation.evaluator import ALONE, Evaluator, evaluates_itself, pictures, shares_of
 from rlplug.functional.schedule import due
-from rlplug.hooks import episode_means
 from rlplug.limits import Stopping
 from rlplug.tracking import SystemUsage, write_video
 from rlplug.trainer.policy import BehaviorPolicy
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
     from rlplug.actors.collector import AsyncEval
 
 
-LEAST = "episode/return_least_exploring"
+LEAST = "return_least_exploring"
 
 
 def least_exploring(modules: Iterable[Exploration]) -> set[int]:
@@ -46,6 +48,7 @@ class MetricsLog:
     def __init__(self, cfg: Log, stopping: Stopping) -> None:
         self.every, self.rows, self.stopping, self.usage = cfg.every, 0, stopping, SystemUsage() if cfg.system else None
         self.wall, self.last = 0.0, Progress()  # of the run at the last row of means
+        self.window, self.recent = cfg.window, defaultdict[str, deque[float]](lambda: deque(maxlen=cfg.window))
 
     def steps(self, trainer: Trainer) -> int:
         """Return the run's steps at the last row of means."""
@@ -56,27 +59,8 @@ class MetricsLog:
 
     def log(self, trainer: Trainer) -> None:
         """Log one row of means since the last one."""
-        progress, clock, ids = trainer.progress, trainer.clock, [*trainer.ctx.env_ids, -1]  # -1: jobs
-        finished = [(*episode[:2], ids[episode[2]], *episode[3:]) for episode in trainer.episodes.drain()]
-        rows = torch.tensor(finished, dtype=torch.float64, device=trainer.ctx.device)
-        rows = rows.view(-1, 3 + len(trainer.episodes.groups))
-        finished = trainer.learner.placement.gather(rows).tolist()
-        progress.episodes += len(finished)
-        metrics = [*trainer.collector.episode_metrics(), *trainer.reports.user.drain()]
-        row = episode_means(trainer.learner.placement.exchange(metrics))
-        reported = bool(row)  # some of the metrics of others may come later
-        if finished:
-            returns, lengths, envs, *by_group = zip(*finished, strict=True)
-            row |= {"episode/return": float(np.mean(returns)), "episode/length": float(np.mean(lengths))}
-            names = [f"episode/return/{name}" for name in trainer.episodes.groups]
-            row |= {name: float(np.mean(returns)) for name, returns in zip(names, by_group, strict=True)}
-            if not reported:
-                self.stopping.require(row | {LEAST: 0.0}, "episode/")
-            least = least_exploring(trainer.policy.exploration.values())
-            if kept := [total for total, env in zip(returns, envs, strict=True) if env in least]:
-                row[LEAST] = float(np.mean(kept))
-        means = trainer.means.drain() | trainer.learner.steps.drain()
-        row |= {f"train/{name}": value for name, value in means.items()}
+        row = self._episodes(trainer)
+        row |= {f"train/{name}": x for name, x in (trainer.means.drain() | trainer.learner.steps.drain()).items()}
         own: Mapping[str, float] = trainer.buffer.metrics()
         ranks = trainer.learner.placement.exchange(own)
         row |= {f"buffer/{name}": sum(metrics[name] for metrics in ranks) for name in own}
@@ -85,15 +69,35 @@ class MetricsLog:
         spent: Mapping[str, float] = trainer.collector.metrics()
         waiting = trainer.learner.placement.ranks.exchange(spent)
         row |= {f"time/{name}": float(np.mean([rank[name] for rank in waiting if rank])) for name in spent}
-        wall = clock.wall()
+        wall = trainer.clock.wall()
         seconds = max(wall - self.wall, 1e-9)
-        if progress.env_steps:
-            row["time/env_steps_per_s"] = (progress.env_steps - self.last.env_steps) / seconds
-        row["time/updates_per_s"] = (progress.updates - self.last.updates) / seconds
+        if trainer.progress.env_steps:
+            row["time/env_steps_per_s"] = (trainer.progress.env_steps - self.last.env_steps) / seconds
+        row["time/updates_per_s"] = (trainer.progress.updates - self.last.updates) / seconds
         row |= self.usage.read() if self.usage else {}
-        row |= {"time/wall_s": wall} | {f"time/{phase}": spent for phase, spent in clock.spent.items()}
-        self.wall, self.last = wall, replace(progress)
+        row |= {"time/wall_s": wall} | {f"time/{phase}": spent for phase, spent in trainer.clock.spent.items()}
+        self.wall, self.last = wall, replace(trainer.progress)
         self.log_row(trainer, row)
+
+    def _episodes(self, trainer: Trainer) -> dict[str, float]:
+        """Return the mean of each metric over the episodes since the last row, or over the last ``window`` with it."""
+        ids, least = [*trainer.ctx.env_ids, -1], least_exploring(trainer.policy.exploration.values())  # -1: jobs
+        names = ["return", "length", *(f"return/{name}" for name in trainer.episodes.groups)]
+        ended = [
+            dict(zip(names, (total, length, *by_group), strict=True)) | ({LEAST: total} if ids[env] in least else {})
+            for total, length, env, *by_group in trainer.episodes.drain()
+        ]
+        reported = [*trainer.collector.episode_metrics(), *trainer.reports.user.drain()]
+        ranks = trainer.learner.placement.exchange((ended, reported))
+        for name, value in (item for parts in ranks for episode in chain(*parts) for item in episode.items()):
+            self.recent[f"episode/{name}"].append(float(value))
+        row = {name: math.fsum(values) / len(values) for name, values in self.recent.items()}
+        trainer.progress.episodes += (n := sum(len(ended) for ended, _ in ranks))
+        if n and not any(reported for _, reported in ranks):  # some of the metrics of others may come later
+            self.stopping.require(row | {f"episode/{LEAST}": 0.0}, "episode/")
+        if self.window is None:
+            self.recent.clear()
+        return row
 
     def log_row(self, trainer: Trainer, row: Mapping[str, float]) -> None:
         self.rows += 1
@@ -103,10 +107,13 @@ class MetricsLog:
         trainer.hooks.hook.rlplug_logged(run=trainer, metrics=row, step=trainer.steps)
 
     def state(self) -> Tree:
-        return {"rows": self.rows, "steps": self.last.env_steps, "updates": self.last.updates}
+        recent = {name: [*values] for name, values in self.recent.items()}
+        return {"rows": self.rows, "steps": self.last.env_steps, "updates": self.last.updates, "recent": recent}
 
     def load(self, state: Tree, wall: float) -> None:
         self.rows, self.last, self.wall = state["rows"], Progress(state["steps"], state["updates"]), wall
+        for name, values in state["recent"].items() if self.window else ():
+            self.recent[name].extend(map(float, values))
 
 
 class Schedule:

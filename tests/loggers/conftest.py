@@ -27,6 +27,7 @@ class Config:
     env: Any = field(default_factory=lambda: SimpleNamespace(cls=VecEnv))
     checkpoint: Any = field(default_factory=lambda: SimpleNamespace(every="5min"))
     data: Any = None
+    log: Any = field(default_factory=lambda: SimpleNamespace(level="info"))
     estimate: Any = None
     raw: dict[str, Any] = field(
         default_factory=lambda: {

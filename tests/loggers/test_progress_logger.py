@@ -111,6 +111,29 @@ def test_a_file_gets_a_line_per_evaluation_and_a_table_at_the_end(run, logger, c
     ]
 
 
+def test_debug_also_prints_rows_and_checkpoints(run, logger, capsys):
+    run.config.log.level = "debug"
+    run.start(logger("progress"))
+    run.log(250, {f"train/loss_of_part_{i}": -0.00123456 * i for i in range(6)})
+    run.hooks.hook.rlplug_checkpoint(run=run, path="runs/x/checkpoints/step_000000000250")
+    run.end()
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[1] == "250 steps"
+    assert lines[2].startswith(
+        "    train/loss_of_part_0 -0  train/loss_of_part_1 -0.0012346  train/loss_of_part_2 -0.0024691"
+    )
+    assert " ".join(lines[2:]).count("train/loss_of_part") == 6
+    assert all(len(line) <= 120 for line in lines)
+    assert "saved runs/x/checkpoints/step_000000000250" in lines
+    assert "status      finished" in lines
+
+
+def test_warning_prints_nothing(run, logger, capsys):
+    run.config.log.level = "warning"
+    play(run, logger)
+    assert capsys.readouterr().err == ""
+
+
 @pytest.mark.parametrize(
     ("status", "checkpoint", "verb"),
     [

@@ -27,7 +27,7 @@ from rlplug.functional.returns import episode_metrics
 from rlplug.plugins.buffer.replay import Replay
 from rlplug.registry import hookimpl
 from rlplug.run import checks, launch
-from rlplug.run.build import build
+from rlplug.run.build import build, resolve
 from rlplug.run.launch import resume, train
 from rlplug.types import ConfigError, RunError
 from tests.loggers.test_wandb_logger import items, read
@@ -192,9 +192,12 @@ def test_deterministic_runs_use_deterministic_kernels(tmp_path):
 
 
 def test_shares_that_do_not_divide_are_refused_with_what_would():
+    plan = Plan(accelerator="cpu", devices=2, microbatches=4)
     with pytest.raises(ConfigError, match=r"^train_batch_size: 10 cannot be shared .* use 8 or 16$"):
-        checks.refuse(checks.shares(10, Plan(devices=2, microbatches=4)))
-    checks.refuse(checks.shares(256, Plan(devices=2, microbatches=4)))
+        resolve(compose(["algo=dqn", "train_batch_size=10"]), plan)
+    with pytest.raises(ConfigError, match=r"^train_batch_size: 6 cannot be shared .* use 8$"):
+        resolve(compose(["algo=dqn", "train_batch_size=6"]), plan)
+    resolve(compose(["algo=dqn", "train_batch_size=256"]), plan)
 
 
 def test_the_ranks_of_a_machine_share_its_memory(tmp_path, monkeypatch):

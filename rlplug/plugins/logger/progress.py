@@ -17,11 +17,12 @@ from rlplug import hookimpl
 from rlplug.agents.insight import has_density
 from rlplug.api import Context, Run
 from rlplug.settings import PositiveFloat, option, settings
-from rlplug.terminal import Live, Notebook, Plain, Status, clock, in_notebook
+from rlplug.terminal import Live, Notebook, Plain, Status, clock, in_notebook, wrapped
 from rlplug.types import STEP
 
 NEXT = {"finished": "evaluate", "interrupted": "resume"}
 WINDOW_S = 30.0  # averaging window of steps per second, in seconds
+WIDTH = 116  # columns of a row of metrics
 RETURNS = 64  # rows of metrics whose returns are kept
 
 
@@ -38,12 +39,15 @@ class ProgressLine:
         every: PositiveFloat = option("Seconds between two plain lines.")
 
     def __init__(self, cfg: Config, ctx: Context) -> None:
-        self.cfg = cfg
+        self.cfg, self.level = cfg, "info"
         self._view: Live | Plain | Notebook | None = None
         self._state: State | None = None
 
     @hookimpl
     def rlplug_started(self, run: Run) -> None:
+        self.level = run.config.log.level
+        if self.level == "warning":
+            return
         _say(f"run folder  {run.run_dir}")
         self._state = State(run)
         if self.cfg.live and in_notebook():
@@ -54,9 +58,11 @@ class ProgressLine:
             self._view = Plain(sys.stderr, self._state.status, self.cfg.every)
 
     @hookimpl
-    def rlplug_logged(self, metrics: Mapping[str, float]) -> None:
+    def rlplug_logged(self, run: Run, metrics: Mapping[str, float], step: int) -> None:
         if self._state:
             self._state.logged(metrics)
+        if self.level == "debug":
+            _say(row(f"{step:,} {STEP[run.loop.unit]}s", metrics))
 
     @hookimpl
     def rlplug_evaluated(self, metrics: Mapping[str, float]) -> None:
@@ -69,6 +75,8 @@ class ProgressLine:
     def rlplug_checkpoint(self, path: str) -> None:
         if self._state:
             self._state.saved(path)
+        if self.level == "debug":
+            _say(f"saved {path}")
 
     @hookimpl
     def rlplug_ended(self, run: Run, summary: Mapping[str, Any]) -> None:
@@ -174,6 +182,11 @@ def report(run: Run, summary: Mapping[str, Any]) -> str:
         if words[0] != "estimate" or has_density(run.config.algo.cls):
             rows["next"] = f"python -m rlplug {shlex.join(words)}"
     return "\n".join(f"{key:<12}{value}" for key, value in rows.items())
+
+
+def row(steps: str, metrics: Mapping[str, float]) -> str:
+    """Return the steps and a row of metrics, on lines of at most ``WIDTH`` columns."""
+    return "\n    ".join([steps, *wrapped([f"{name} {value:.5g}" for name, value in metrics.items()], WIDTH)])
 
 
 def evaluation(metrics: Mapping[str, Any]) -> str:
