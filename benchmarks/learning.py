@@ -182,6 +182,7 @@ PROOFS = {
     "cem_cartpole": Proof("algo=cem env=cartpole", 475),
     "ars_swimmer": Proof("algo=ars env=swimmer", 340),
     "mbmpo_pendulum_torch": Proof("algo=mbmpo env=pendulum_torch", -500),
+    "mbmpo_cartpole_torch": Proof("algo=mbmpo env=cartpole_torch", 190),  # of 500
     "dreamerv3_cartpole": Proof("algo=dreamerv3 env=cartpole", 450),
     "dreamerv3_frozenlake": Proof("algo=dreamerv3 env=frozenlake +env.kwargs.is_slippery=false", 1.0),
     "alphazero_sparse_cartpole": Proof("algo=alphazero env=sparse_cartpole", 450),

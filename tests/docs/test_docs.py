@@ -18,7 +18,7 @@ import yaml
 
 import rlplug
 from rlplug import registry, testing
-from rlplug.cli import main
+from rlplug.cli import main, without_verbose
 from rlplug.cli.arguments import parsed
 from rlplug.cli.sweep import check_sweep
 from rlplug.cli.sweeper import module
@@ -272,7 +272,7 @@ def test_commands_are_right(
         request.getfixturevalue("install")("rlplug-best", "rlplug_best", files(TEXT[page]))
     if page.is_relative_to(DOCS / "examples"):
         install_project(request.getfixturevalue("site"), page.parent, tmp_path)
-    for arguments in found:
+    for arguments in map(without_verbose, found):
         if tuple(arguments) in RIGHT and arguments[:1] != ["new"]:
             continue
         RIGHT.add(tuple(arguments))
