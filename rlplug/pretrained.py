@@ -1,10 +1,10 @@
-"""Initial weights of a run, from other runs, by its settings ``init_from`` and ``start_from``."""
+"""Initial weights of a run, from other runs, by its setting ``init_from``."""
 
 from __future__ import annotations
 
 import pickle
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,25 +19,34 @@ from rlplug.registry.discovery import unknown
 from rlplug.types import ConfigError
 
 KEY = "init_from"
-FORM = "should be a path, or {path: ..., prefix: [...]}"
+FORM = "should be a path, {path: ..., prefix: [...]} or {policies: {policy: run}}"
 
 
-def load(algorithm: nn.Module, normalizer: Any, setting: str | Mapping[str, Any]) -> None:
-    """Load weights into a new algorithm: all, and the moments of observations, or those whose names have a prefix.
+def load(algorithm: Algorithm, normalizer: Any, core: Core) -> None:
+    """Load the weights of ``init_from`` into a new algorithm.
 
-    Args:
-        setting: a run folder, ``<run>@<step>``, a checkpoint, or a file of ``torch.save(algorithm.state_dict())``; or a
-            mapping with this ``path`` and ``prefix``, the beginnings of names.
+    The setting is a run folder, ``<run>@<step>``, a checkpoint, or a file of ``torch.save(algorithm.state_dict())``:
+    then all weights are loaded, and the moments of observations. Or it is a mapping: ``path`` is one of these,
+    ``prefix`` has the beginnings of the names to load, and ``policies`` maps policies to other runs, whose policies of
+    the same names they begin with.
 
     Raises:
         ConfigError: there are no such weights, or they do not fit.
     """
-    given: Mapping[str, Any] = {"path": setting} if isinstance(setting, str) else setting
-    path, prefixes = given.get("path"), given.get("prefix")
+    given = {"path": core.init_from} if isinstance(core.init_from, str) else core.init_from or {}
+    path, prefixes, runs = (given.get(name) for name in ("path", "prefix", "policies"))
     prefixes = [prefixes] if isinstance(prefixes, str) else prefixes
-    texts = prefixes is None or (isinstance(prefixes, list) and prefixes and all(isinstance(x, str) for x in prefixes))
-    if not isinstance(path, str) or not texts or not given.keys() <= {"path", "prefix"}:
-        raise ConfigError(KEY, f"{setting!r} {FORM}")
+    right = given.keys() <= {"path", "prefix", "policies"} and isinstance(path, str | None)
+    right &= prefixes is None or bool(path and prefixes and _texts(prefixes))
+    if not right or not (runs is None or (isinstance(runs, Mapping) and _texts(runs.values()))):
+        raise ConfigError(KEY, f"{core.init_from!r} {FORM}")
+    if path is not None:
+        _load(algorithm, normalizer, path, prefixes)
+    adopt(algorithm, core, runs or {}, f"{KEY}.policies")
+
+
+def _load(algorithm: nn.Module, normalizer: Any, path: str, prefixes: list[str] | None) -> None:
+    """Load all weights and moments, or the weights whose names have a prefix."""
     weights, moments = _weights(path)
     own = algorithm.state_dict()
     if prefixes is None:
@@ -78,6 +87,10 @@ def adopt(algorithm: Algorithm, core: Core, runs: Mapping[str, str], at: str) ->
             raise error if error.key else ConfigError(key, error.message) from None
         if core.preprocess.normalize_obs or other.normalize.obs:
             raise ConfigError(key, "one of the runs normalizes observations, so their policies see different numbers")
+
+
+def _texts(found: Any) -> bool:
+    return isinstance(found, Iterable) and all(isinstance(x, str) for x in found)
 
 
 def _weights(path: str) -> tuple[dict[str, Any], dict[str, Any] | None]:

@@ -409,10 +409,11 @@ def _maker(key: str, thing: Any) -> Any:
 
 
 def _overrides(key: str, value: Any) -> Iterator[str]:
-    if key == "init_from" and isinstance(value, Mapping):  # weights, or {path: weights, prefix: [...]}
-        path = value.get("path", value)
-        kept = script.keep("weights", dict(path)) if isinstance(path, Mapping) else path
-        value = {**value, "path": kept} if "path" in value else kept
+    if key == "init_from" and isinstance(value, Mapping):
+        weights = value if value.keys().isdisjoint(("path", "prefix", "policies")) else value.get("path")
+        if isinstance(weights, Mapping):
+            kept = script.keep("weights", dict(weights))
+            value = kept if weights is value else {**value, "path": kept}
     if isinstance(value, Mapping) and key not in WHOLE:
         chooses = "name" in value and "." not in key
         if chooses:

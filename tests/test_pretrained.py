@@ -90,15 +90,24 @@ def test_a_resumed_run_does_not_read_them_again(first, tmp_path):
         ("nowhere", "init_from", "nowhere does not exist|nowhere"),
         ("{first}@7", "init_from", "has no checkpoint of step 7"),
         ({"path": "{first}", "prefix": ["nett"]}, "init_from.prefix", r"no weight of both runs begins with 'nett'"),
-        ({"path": "{first}", "only": ["net"]}, "init_from", r"should be a path, or \{path: ..., prefix: \[...\]\}"),
-        ({"path": "{first}", "prefix": []}, "init_from", r"should be a path, or"),
+        (
+            {"path": "{first}", "only": ["net"]},
+            "init_from",
+            r"should be a path, \{path: ..., prefix: \[...\]\} or \{pol",
+        ),
+        ({"path": "{first}", "prefix": []}, "init_from", "should be a path,"),
+        ({"prefix": ["net"]}, "init_from", "should be a path,"),
+        ({"policies": {"prey": 3}}, "init_from", "should be a path,"),
+        ({"policies": {"prey": "{first}"}}, "init_from.policies.prey", "PPO has no policies that play against others"),
     ],
 )
 def test_weights_that_do_not_exist_are_refused(first, tmp_path, setting, key, said):
     def put(x: Any) -> Any:
+        if isinstance(x, dict):
+            return {name: put(part) for name, part in x.items()}
         return x.replace("{first}", str(first)) if isinstance(x, str) else x
 
-    given = {name: put(x) for name, x in setting.items()} if isinstance(setting, dict) else put(setting)
+    given = put(setting)
     with pytest.raises(ConfigError, match=said) as error:
         rlplug.train(folder=tmp_path / "run", **SMALL | {"init_from": given})
     assert error.value.key == key

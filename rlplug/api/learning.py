@@ -280,7 +280,7 @@ class Algorithm(Trainable):
         return self
 
     def adopt(self, policy: str, other: Algorithm) -> None:
-        """Load ``other.named_policy(policy)``, of another run, to begin with (``start_from``) or to play against.
+        """Load ``other.named_policy(policy)``, of another run, to begin with (``init_from``) or to play against.
 
         Args:
             policy: its name here; empty: the only opponent of an evaluation.

@@ -173,7 +173,6 @@ class Beginning:
 
     seed: NonNegativeInt = option("Seed of all random numbers.")
     init_from: str | dict[str, Any] | None = option("Run, run@step, checkpoint or .pt file with the initial weights.")
-    start_from: dict[str, str] | None = option("Policies that begin with weights of other runs: {policy: run}.")
 
 
 @settings

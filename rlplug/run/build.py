@@ -62,7 +62,7 @@ def build(
     with checks.memory(lambda what: ConfigError("model", said.format(what))):
         policy = BehaviorPolicy(config, resolved.context(fabric.device, env_ids, rank, ranks))
     if not identity:  # a resumed run has its own weights
-        begin(config, policy)
+        begin(policy)
     buffer: Buffer = config.buffer.build(policy.ctx)
     trusted = policy.ctx.traceable([policy.algorithm, *policy.exploration.values()])  # compile=auto compiles only these
     learner = RankLearner(
@@ -148,11 +148,9 @@ def _collector(resolved: ResolvedRun, policy: BehaviorPolicy, learner: RankLearn
     return InProcessCollector(shard, policy.player(), learner.progress, loop.tempo.broadcast_interval > 1, preemption)
 
 
-def begin(config: RunConfig, policy: BehaviorPolicy) -> None:
-    """Load the weights of other runs with which a run begins."""
-    if config.init_from is not None:
-        pretrained.load(policy.algorithm, policy.normalizer, config.init_from)
-    pretrained.adopt(policy.algorithm, config, config.start_from or {}, "start_from")
+def begin(policy: BehaviorPolicy) -> None:
+    """Load the weights of other runs with which a run begins, if any."""
+    pretrained.load(policy.algorithm, policy.normalizer, policy.config)
 
 
 def start(trainer: Trainer) -> None:

@@ -178,7 +178,7 @@ def reopened(fabric: AnyFabric, tell: Tell, plan: Plan, folder: Path, overrides:
                 raise CheckpointError(f"{folder} has finished: no checkpoint to resume")
         with closing(build(config, folder, fabric, plan, manifest["run"])) as trainer, last_words():
             if checkpoint is None:
-                begin(config, trainer.policy)
+                begin(trainer.policy)
             start(trainer)
             missing = restore(trainer, checkpoint) if checkpoint else []
             where = f"{STEP[unit]} {trainer.steps:,}" if checkpoint else "the beginning: there was no checkpoint yet"

@@ -1,4 +1,4 @@
-"""Policies of other runs: ``start_from``, ``evaluate against=``, and a league outside of its run."""
+"""Policies of other runs: ``init_from.policies``, ``evaluate against=``, and a league outside of its run."""
 
 from __future__ import annotations
 
@@ -72,8 +72,7 @@ def test_opponents_that_do_not_fit_are_refused(runs, of, words, said):
 
 def test_one_policy_begins_from_another_run_and_stays_frozen(runs, tmp_path):
     prey, *others = load(runs / "chase").algorithm.table
-    words = [*CHASE, f"algo.train=[{','.join(others)}]", f"start_from.{prey}={tmp_path / 'first'}", "seed=5"]
-    words = [word.replace("start_from.", "+start_from.") for word in words]
+    words = [*CHASE, f"algo.train=[{','.join(others)}]", f"+init_from.policies.{prey}={tmp_path / 'first'}", "seed=5"]
     shutil.copytree(runs / "chase", tmp_path / "first")
     assert main([*words, *SMALL, f"hydra.run.dir={tmp_path / 'run'}"]) == 0
     early = shutil.copytree(tmp_path / "run", tmp_path / "early")  # killed before its first checkpoint
@@ -93,17 +92,21 @@ def test_one_policy_begins_from_another_run_and_stays_frozen(runs, tmp_path):
 
 
 def test_a_league_begins_with_policies_of_other_runs(runs, tmp_path, capsys):
-    words = [*LEAGUE, f"start_from={{learner: {runs / 'league'}, rival: {runs / 'league'}}}", "algo.every=100"]
+    words = [
+        *LEAGUE,
+        f"init_from={{policies: {{learner: {runs / 'league'}, rival: {runs / 'league'}}}}}",
+        "algo.every=100",
+    ]
     assert main([*words, *SMALL, f"hydra.run.dir={tmp_path / 'run'}"]) == 0
     pool, before = load(tmp_path / "run").algorithm.pool, load(runs / "league").algorithm.learner
     assert pool.titles == ["rival"]
     assert all(map(torch.equal, pool.members[0].parameters(), before.parameters()))
     capsys.readouterr()
     assert main(["check", *words, *SMALL, "algo.size=1"]) == 0
-    assert main(["check", *words, *SMALL, "algo.size=1", f"+start_from.more={runs / 'league'}"]) == 2
+    assert main(["check", *words, *SMALL, "algo.size=1", f"+init_from.policies.more={runs / 'league'}"]) == 2
     assert "algo.size: 1 is too small" in capsys.readouterr().err
-    assert main(["check", *LEAGUE, *SMALL, "+start_from.rival=nowhere"]) == 2
-    assert "start_from.rival: " in capsys.readouterr().err
+    assert main(["check", *LEAGUE, *SMALL, "+init_from.policies.rival=nowhere"]) == 2
+    assert "init_from.policies.rival: " in capsys.readouterr().err
 
 
 def test_every_policy_has_its_return(runs):

@@ -108,10 +108,10 @@ def test_good_values_are_typed():
 
 def test_of_many_mistakes_a_message_has_the_first():
     with pytest.raises(ConfigError) as caught:
-        compose([f"+start_from.p{i}={i}" for i in range(12)])
+        compose([f"+stop.p{i}=[]" for i in range(12)])
     lines = str(caught.value).splitlines()
     assert len(lines) == 8
-    assert lines[0] == "start_from.p0: 0 has the wrong type: should be a valid string"
+    assert lines[0] == "stop.p0: [] has the wrong type: should be a valid number or a valid string"
     assert lines[-1] == "and 5 more"
 
 

@@ -266,7 +266,7 @@ class League(Algorithm):
         if not policy:
             self.pool = Pool(self.learner, self.cfg.size).to(self.pool.rating.device)
         if len(self.pool.names) == self.cfg.size:
-            raise ConfigError("algo.size", f"{self.cfg.size} is too small for the policies of start_from and a copy")
+            raise ConfigError("algo.size", f"{self.cfg.size} is too small for the policies of init_from and a copy")
         self.pool.keep(policy or "opponent", weights)
 
 
