@@ -13,6 +13,7 @@ from rlplug.data.rows import check_stream
 from rlplug.data.source import Reading
 from rlplug.envs.rows import actions_misfit
 from rlplug.run.build import build
+from rlplug.testing.checks.ranks import check_ranks
 from rlplug.testing.checks.resume import check_resumes
 from rlplug.testing.checks.runs import Case
 from rlplug.types import ConfigError, EnvSpec, Group
@@ -54,9 +55,17 @@ def test_recorded_actions_are_those_that_were_played(tmp_path):
         np.testing.assert_allclose(reward[:, 0], expected, atol=1e-5)
 
 
+CASE = (*ENV[1:], *RUN, "rollout_fragment_length=16", "algo.sgd_minibatch_size=32")
+
+
 def test_a_run_resumes_bit_for_bit():
-    words = [*ENV[1:], *RUN, "rollout_fragment_length=16", "algo.sgd_minibatch_size=32", "exploration=[icm]"]
-    check_resumes(Case("ppo", "gymnasium", tuple(words)), updates=2)
+    check_resumes(Case("ppo", "gymnasium", (*CASE, "exploration=[icm]")), updates=2)
+
+
+@pytest.mark.parametrize("algo", ["ppo", "impala"])
+def test_an_update_on_two_ranks_equals_one(algo):
+    words = CASE if algo == "ppo" else CASE[:-1]
+    check_ranks(Case(algo, "gymnasium", words))
 
 
 @pytest.mark.parametrize(
