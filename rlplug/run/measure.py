@@ -90,8 +90,8 @@ class MetricsLog:
         reported = [*trainer.collector.episode_metrics(), *trainer.reports.user.drain()]
         ranks = trainer.learner.placement.exchange((ended, reported))
         for name, value in (item for parts in ranks for episode in chain(*parts) for item in episode.items()):
-            self.recent[f"episode/{name}"].append(float(value))
-        row = {name: math.fsum(values) / len(values) for name, values in self.recent.items()}
+            self.recent[name].append(float(value))
+        row = {f"episode/{name}": math.fsum(values) / len(values) for name, values in self.recent.items()}
         trainer.progress.episodes += (n := sum(len(ended) for ended, _ in ranks))
         if n and not any(reported for _, reported in ranks):  # some of the metrics of others may come later
             self.stopping.require(row | {f"episode/{LEAST}": 0.0}, "episode/")
