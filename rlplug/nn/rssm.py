@@ -130,6 +130,24 @@ class DenseHead(Module):
         return self.out(self.dense(x))
 
 
+class TwoHotHead(DenseHead):
+    """A ``DenseHead`` for the logits of ``two_hot_mean``, in which bins of opposite sign are computed alike.
+
+    Before any reward, both have equal weights and gradients, so that the mean is 0. As rows of one matrix product they
+    could be rounded differently: the outer bins, of 5e8, turn a difference of 1e-8 between two logits into values of 3,
+    which the critic bootstraps from and the actor pursues.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map ``[..., in] -> [..., K]``."""
+        x, weight, bias = self.dense(x), self.out.weight, self.out.bias
+        half = len(weight) // 2
+        low = nn.functional.linear(x, weight[:half], bias[:half])
+        middle = nn.functional.linear(x, weight[half:-half], bias[half:-half])
+        high = nn.functional.linear(x, weight[-half:].flip(0), bias[-half:].flip(0)).flip(-1)
+        return torch.cat((low, middle, high), -1)
+
+
 class BlockLinear(Module):
     """A linear layer with a block-diagonal matrix: block ``g`` of the output depends on block ``g`` of the input."""
 

@@ -24,7 +24,7 @@ from rlplug.functional.targets import polyak_
 from rlplug.functional.world_models import arrivals, balanced_kl, lambda_returns
 from rlplug.nn import DiagGaussian, LaProp, MultiCategorical, choices_of
 from rlplug.nn.open_loop import open_loop, open_loop_errors, open_loop_pictures
-from rlplug.nn.rssm import RSSM, STOCH, Actions, Decoder, DenseHead, unimix
+from rlplug.nn.rssm import RSSM, STOCH, Actions, Decoder, DenseHead, TwoHotHead, unimix
 from rlplug.settings import (
     NonNegativeFloat,
     NonNegativeInt,
@@ -93,9 +93,9 @@ class DreamerV3(Algorithm):
         self.dynamics = RSSM(size, self.encoder.out_dim, self.encode.width, cfg.unimix)
         self.decoder = Decoder(obs, size, symlog)
         inputs, units = self.dynamics.out_dim, size.units
-        self.reward = DenseHead([inputs, units], cfg.bins, scale=0.0)
+        self.reward = TwoHotHead([inputs, units], cfg.bins, scale=0.0)
         self.cont = DenseHead([inputs, units], 1)
-        self.critic = DenseHead([inputs, units, units, units], cfg.bins, scale=0.0)
+        self.critic = TwoHotHead([inputs, units, units, units], cfg.bins, scale=0.0)
         self.slow_critic = copy.deepcopy(self.critic).requires_grad_(False)
         outputs = self.encode.width if self.choices else 2 * self.encode.width
         self.actor = DenseHead([inputs, units, units, units], outputs, scale=0.01)
