@@ -97,7 +97,7 @@ def test_what_differs_between_two_runs(here: Path, capsys: Capture):
 def test_differences_as_json(here: Path, make: Make, capsys: Capture):
     a, b = (
         make("a", {"x": [1]}, seed=1),
-        make("b", {"x": [2]}, status=None, seed=2, log={"every": 64, "system": False, "more": None}),
+        make("b", {"x": [2]}, status=None, seed=2, log__more=None),
     )
     manifest = json.loads((b / "manifest.json").read_text())
     manifest["versions"]["torch"] = "9.9"

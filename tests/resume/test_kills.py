@@ -98,6 +98,18 @@ CONFIGS = {
         *("algo=maddpg", "env=chase", "tuned=none", "num_envs=4", "rollout_fragment_length=8", "replay_ratio=0.06"),
         *REPLAY,
     ),
+    "league": (  # in the middle of games
+        *("algo=league", "env=tictactoe", "tuned=none", "num_envs=4", "algo.every=4", "algo.size=3"),
+        *("algo.algo.sgd_minibatch_size=64", "algo.algo.num_sgd_iter=2", *ROUNDS),
+    ),
+    "alphazero": (  # in the middle of games
+        *("algo=alphazero", "env=tictactoe", "num_envs=4", "algo.num_simulations=8", "algo.reuse_tree=true"),
+        *("replay_ratio=0.0625", "train_batch_size=4", "buffer.capacity=300", *ROUNDS),
+    ),
+    "dreamerv3": (  # in the middle of sequences
+        *("algo=dreamerv3", "env=cartpole", "tuned=none", "algo.batch_length=8", "train_batch_size=4"),
+        *("replay_ratio=0.05", "num_steps_sampled_before_learning_starts=50", "buffer.capacity=300", *SMALL[1:]),
+    ),
     "reinforce": ("algo=reinforce", "env=cartpole", *ROUNDS),
 }
 OFFLINE = ("env=pendulum", "tuned=none", "train_batch_size=16", *SMALL)
