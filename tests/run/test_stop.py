@@ -100,3 +100,11 @@ def test_a_limit_of_a_metric_that_does_not_exist_is_reported(tmp_path, capsys):
         run(tmp_path / "a", "stop={eval/return_men: 3}", "total_steps=128", "eval.every=64")
     with pytest.warns(UserWarning, match=r"stop\.train/polic: train/polic was never logged; did you mean train/policy"):
         run(tmp_path / "b", "stop={train/polic: 3}", "total_steps=128")
+
+
+@pytest.mark.parametrize(("level", "notes"), [("info", 1), ("warning", 0)])
+def test_notes_at_the_start_depend_on_the_level(tmp_path, level, notes):
+    told = list[str]()
+    words = ["stop={time/wall_s: 9999}", "total_steps=64", f"log.level={level}"]
+    launch.train(compose([*SHORT, *words]), tmp_path / "run", tell=told.append)
+    assert told.count("stops early at time/wall_s >= 9999") == notes
