@@ -3,6 +3,8 @@ predictions"."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -42,8 +44,25 @@ def two_hot(x: Tensor, bins: Tensor) -> Tensor:
 
 def two_hot_loss(logits: Tensor, x: Tensor, bins: Tensor) -> Tensor:
     """Return the cross-entropy of ``two_hot(x [...])`` and ``softmax(logits [..., K])``, ``[...]``, equation 11."""
-    index, weights = _neighbors(x, bins)
-    return logits.logsumexp(-1) - (logits.gather(-1, index) * weights).sum(-1)
+    return _CrossEntropy.apply(logits, *_neighbors(x, bins))  # type: ignore[no-any-return]
+
+
+class _CrossEntropy(torch.autograd.Function):
+    """``-sum_i w_i log softmax(logits)_i`` over a few classes, with its gradient in closed form: fewer passes."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, index: Tensor, weights: Tensor) -> Tensor:
+        p = logits.softmax(-1)
+        ctx.save_for_backward(p, index, weights)
+        log_sum = logits.amax(-1) - p.amax(-1).log()  # the largest probability is at least 1 / K
+        return log_sum - (logits.gather(-1, index) * weights).sum(-1)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+        """Return the gradient of ``logits [..., K]``; the weights ``[..., n]`` have the sum 1."""
+        p, index, weights = ctx.saved_tensors
+        grad = grad.unsqueeze(-1)
+        return (p * grad).scatter_add_(-1, index, -weights * grad), None, None
 
 
 def _neighbors(x: Tensor, bins: Tensor) -> tuple[Tensor, Tensor]:
@@ -57,12 +76,10 @@ def _neighbors(x: Tensor, bins: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def two_hot_mean(logits: Tensor, bins: Tensor) -> Tensor:
-    """Return the mean ``[...]`` of the bins ``[K]`` under ``softmax(logits [..., K])``.
+    """Return the mean ``[...]`` of the bins ``[K]``, those of ``symexp_bins``, under ``softmax(logits [..., K])``.
 
-    Bins of opposite sign are added first: in order, large bins would not cancel exactly, and the mean of uniform
-    probabilities would not be 0.
+    Probabilities of bins of opposite sign are subtracted first: in order, large bins would not cancel exactly, and the
+    mean of uniform probabilities would not be 0.
     """
-    weighted = logits.softmax(-1) * bins
-    half = len(bins) // 2
-    pairs = weighted[..., :half] + weighted[..., -half:].flip(-1)
-    return pairs.sum(-1) + (weighted[..., half] if len(bins) % 2 else 0.0)
+    p, half = logits.softmax(-1), len(bins) // 2
+    return (p[..., -half:] - p[..., :half].flip(-1)) @ bins[-half:]
