@@ -233,7 +233,7 @@ class RSSM(Module):
         """
 
         def split(x: Tensor) -> Tensor:  # [n, D] -> [G, n, D / G]
-            return x.unflatten(-1, (BLOCKS, -1)).transpose(0, 1)
+            return x.unflatten(-1, (BLOCKS, -1)).transpose(0, 1).contiguous()
 
         x, h = torch.cat((self.from_deter(deter), self.from_stoch(stoch), action), -1), split(deter)
         x = F.linear(x, self.inputs) + self.blocks(h).transpose(0, 1).flatten(1)
