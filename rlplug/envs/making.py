@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import inspect
+import os
 import re
 import sys
 from collections.abc import Callable, Mapping
@@ -155,6 +156,11 @@ class Maker:
             _require_atari(self.spec)
             sticky = self.wrapping.sticky_actions
             kwargs = {"frameskip": 1, **({} if sticky is None else {STICKY: sticky}), **kwargs}
+        if self.wrapping.pixels is not None and "rgb_array" in render_modes(self.spec):
+            os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # headless rendering
+            if not os.environ.get("DISPLAY"):
+                os.environ.setdefault("MUJOCO_GL", "egl")
+            kwargs.setdefault("render_mode", "rgb_array")
         # EnvList resets before it steps and checks the results: no need for Gymnasium's order and environment checkers.
         bare = replace(self.spec, order_enforce=False, disable_env_checker=True)
         # A requested limit counts steps of the wrapped environment, and replaces the registered one.
@@ -236,6 +242,8 @@ def why_not_native(spec: EnvSpec, wrapping: Wrapping, kwargs: Mapping[str, Any] 
         return "env.info_keys reads info of single environments"
     if wrapping.wrappers:
         return "env.wrappers wrap single environments"
+    if wrapping.pixels is not None:
+        return "env.pixels renders single environments"
     if is_atari(spec):
         return None if wrapping.atari else f"the vector of {spec.id} preprocesses images (env.atari=true)"
     single = {

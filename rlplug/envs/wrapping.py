@@ -39,6 +39,7 @@ class Wrapping:
     sticky_actions: float | None = None
     fire: bool = False
     wrappers: Sequence[str | Mapping[str, Any]] = ()
+    pixels: int | None = None
     drop: Sequence[str] = ()
     flatten: bool = False
     select: Sequence[int] | None = None
@@ -51,6 +52,8 @@ class Wrapping:
             ConfigError: it does not support an option.
         """
         if self.atari:
+            if self.pixels is not None:
+                raise ConfigError("env.pixels", "renders images, but env.atari=true already observes them; use null")
             # The emulator repeats and randomizes actions; episodes continue after lost lives (Machado et al. 2018).
             env = AtariPreprocessing(env, frame_skip=self.frame_skip)
             if self.frame_stack == 1:
@@ -68,6 +71,8 @@ class Wrapping:
             env = TimeLimit(env, self.max_episode_steps)
         if has_mask(env.observation_space, self.mask_key):
             env = MaskToInfo(env, self.mask_key)
+        if self.pixels is not None:
+            env = Pixels(env, self.pixels)
         space, function = view(env.observation_space, self.drop, None)
         env = _transformed(env, space, function)
         if self.flatten:
@@ -113,6 +118,44 @@ class MaskToInfo(gymnasium.Wrapper[Any, Any, Any, Any]):
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         obs, reward, terminated, truncated, info = self.env.step(action)
         return self._without(obs), reward, terminated, truncated, info | {self.key: obs[self.key]}
+
+
+class Pixels(gymnasium.ObservationWrapper[Any, Any, Any]):
+    """Replaces the observation by the rendered image, reduced to ``[size, size, 3]`` uint8 by averages of its areas.
+
+    Raises:
+        ConfigError: the environment renders no images.
+    """
+
+    def __init__(self, env: Env, size: int) -> None:
+        super().__init__(env)
+        if env.render_mode != "rgb_array":
+            said = (
+                f"is {size}, which takes images of render_mode rgb_array, but this environment's is {env.render_mode}"
+            )
+            raise ConfigError("env.pixels", f"{said}; use null")
+        self.size = size
+        self.observation_space = Box(0, 255, (size, size, 3), np.uint8)
+
+    def observation(self, observation: Any) -> np.ndarray:
+        try:
+            shown = np.array(self.env.render())
+        except Exception as error:
+            raise ConfigError(
+                "env.pixels", f"rendering failed ({error}); MuJoCo needs MUJOCO_GL=egl, osmesa or glfw"
+            ) from error
+        return averaged(shown, self.size)
+
+
+def averaged(image: np.ndarray, size: int) -> np.ndarray:
+    """Return an image ``[H, W, C]`` uint8 as ``[size, size, C]``, the rounded means of its areas."""
+    counts, total = np.ones((), np.uint32), image
+    for axis in (0, 1):
+        begin = np.arange(size) * image.shape[axis] // size
+        total = np.add.reduceat(total, begin, axis, np.uint32)  # a larger size than the image's repeats its pixels
+        lengths = np.diff(begin, append=image.shape[axis]).clip(1).astype(np.uint32)
+        counts = np.multiply.outer(counts, lengths)
+    return ((total + counts[..., None] // 2) // counts[..., None]).astype(np.uint8)
 
 
 def view(

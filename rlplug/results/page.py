@@ -38,7 +38,7 @@ CLASSES = {  # by entry point: the class of environments.js, and the attributes 
     "cliffwalking:CliffWalkingEnv": ("Grid", {}),
 }
 PLAIN = {"atari": False, "frame_skip": 1, "sticky_actions": None, "fire": False, "flatten": False, "frame_stack": 1}
-PLAIN |= {"wrappers": []}
+PLAIN |= {"wrappers": [], "pixels": None}
 """options of an environment that a page does not have, and their values without effect"""
 
 

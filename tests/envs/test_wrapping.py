@@ -1,5 +1,6 @@
 """Every option of an environment does what it says, in whatever vector it can."""
 
+from contextlib import closing
 from importlib.util import find_spec
 
 import gymnasium
@@ -10,6 +11,7 @@ from gymnasium.vector import SyncVectorEnv
 
 from rlplug.envs import EnvList, NativeVector
 from rlplug.envs.checking import MisfitError
+from rlplug.envs.making import find, make_list, make_native
 from rlplug.envs.spaces import equal
 from rlplug.envs.wrapping import Wrapping
 from rlplug.types import ConfigError
@@ -43,6 +45,50 @@ def test_frame_stack_of_colours_is_channel_first():
 def test_frame_stack_is_for_images(env, what):
     with pytest.raises(ConfigError, match=f"env.frame_stack: is 4, but only images are stacked, .* is {what}"):
         wrapped(env, frame_stack=4)
+
+
+def test_pixels_are_means_of_areas_of_the_rendered_image():
+    image = np.arange(6 * 8 * 3, dtype=np.uint8).reshape(6, 8, 3)
+
+    class Shown(Walk):
+        render_mode = "rgb_array"
+
+        def render(self):
+            return image
+
+    env = wrapped(Shown(), pixels=2)
+    assert env.observation_space == Box(0, 255, (2, 2, 3), np.uint8)
+    expected = np.floor(image.reshape(2, 3, 2, 4, 3).mean((1, 3)) + 0.5)
+    for obs in (env.reset(seed=0)[0], env.step(1)[0]):
+        np.testing.assert_array_equal(obs, expected)
+        assert obs in env.observation_space
+    np.testing.assert_array_equal(wrapped(Shown(), pixels=4).reset(seed=0)[0][:, 0, 0], [2, 38, 74, 110])
+    large = wrapped(Shown(), pixels=12).reset(seed=0)[0]
+    np.testing.assert_array_equal(large[::2, ::3], image[:, ::2])
+    stacked = wrapped(Shown(), pixels=4, frame_stack=3)
+    assert stacked.reset(seed=0)[0].shape == (9, 4, 4)
+
+
+def test_pixels_of_a_registered_environment():
+    with closing(make_list(find("CartPole-v1"), 2, pixels=32)) as env:
+        obs = env.reset([0, 1])["obs"]
+        assert obs.shape == (2, 32, 32, 3)
+        assert obs.min() < 100 < 200 < obs.mean()  # a dark cart on white
+
+
+def test_pixels_that_cannot_be_had():
+    with pytest.raises(
+        ConfigError, match=r"env\.pixels: is 64, which takes images of render_mode rgb_array, .* is None"
+    ):
+        wrapped(Walk(), pixels=64)
+    with pytest.raises(ConfigError, match=r"env\.pixels renders single environments; use auto or list"):
+        make_native(find("CartPole-v1"), 2, pixels=64)
+
+
+@atari
+def test_pixels_are_not_rendered_beside_those_of_atari():
+    with pytest.raises(ConfigError, match=r"env\.pixels: renders images, but env\.atari=true already observes them"):
+        make_list(find("ALE/Pong-v5"), 1, pixels=64, atari=True)
 
 
 def test_frame_skip_repeats_the_action_and_adds_up_the_rewards():

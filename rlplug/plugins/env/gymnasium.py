@@ -62,6 +62,9 @@ class Config:
     wrappers: list[str | dict[str, Any]] = option(
         "Wrappers of your own, the innermost first: module:Wrapper, or {entry_point: module:Wrapper, kwargs: {...}}."
     )
+    pixels: PositiveInt | None = option(
+        "Height and width of rendered images, which replace the observation; null: the environment's observation."
+    )
     drop: list[str] = option("Keys to remove from a Dict observation.")
     flatten: bool = option("Flatten any observation to one vector, Discrete parts one-hot.")
     select: list[NonNegativeInt] | None = option("Elements of a vector observation to keep; null: all.")
@@ -158,7 +161,7 @@ def _shown(cfg: Config, wrapping: Wrapping, own: dict[str, Any]) -> VecEnv:
 def _from_envpool(cfg: Config, options: dict[str, Any]) -> VecEnv:
     if cfg.simulator:
         raise ConfigError("env.simulator", "copies single environments, but env.backend=envpool has none; use null")
-    for key in ("info_keys", "wrappers"):
+    for key in ("info_keys", "wrappers", "pixels"):
         if options.pop(key):
             raise ConfigError(f"env.{key}", "applies to single environments, but env.backend=envpool has none")
     if cfg.kwargs.get("render_mode") is not None:
