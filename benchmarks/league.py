@@ -1,15 +1,18 @@
-"""Measure the exploitability of self-play and leagues in rock-paper-scissors, tic-tac-toe and Kuhn poker.
+"""Measure the exploitability of self-play and leagues in rock-paper-scissors, tic-tac-toe, Kuhn poker and Connect Four.
 
     python benchmarks/league.py [--steps 200000] [--variant weighted]
     python benchmarks/league.py --tictactoe 1,2,3
     python benchmarks/league.py --kuhn 1,2,3
+    python benchmarks/league.py --connect_four 1,2,3
 
 The exploitability of a strategy is what a best response gains against it; it is 0 at the equilibrium. The first line
 writes ``docs/img/league.svg``. The second trains ``algo=league env=tictactoe`` with these seeds. Its greedy learner
 then plays both seats against perfect play, which draws among its best moves, and against a best response, which
 knows the learner's moves; both results are exact. The third trains ``algo=league env=kuhn``, and measures NashConv,
 which is what both players together gain by best responses, with OpenSpiel: of the newest copy, and of the mean policy,
-which draws one of all copies for a game. All are kept in ``benchmarks/results/league.json``.
+which draws one of all copies for a game. The fourth trains ``algo=league env=connect_four``, and plays 100 games
+against random moves, and against an opponent that wins where it can with its next move. All are kept in
+``benchmarks/results/league.json``.
 """
 
 from __future__ import annotations
@@ -29,8 +32,9 @@ from open_spiel.python.algorithms import exploitability as exploitability_of_pol
 from torch import Tensor
 
 from rlplug import compose, load
-from rlplug.envs.games import Minimax, tic_tac_toe
+from rlplug.envs.games import GameSimulator, Minimax, TurnGame, connect_four, tic_tac_toe
 from rlplug.envs.matrix_games import exploitability, rock_paper_scissors
+from rlplug.functional.opponents import opponent_of
 from rlplug.results import plot
 from rlplug.results.curves import Curve
 from rlplug.run import launch
@@ -61,6 +65,15 @@ def strategies(words: list[str]) -> np.ndarray:
         return np.array([[float(one.logp(action).exp()) for action in actions] for one in found])
 
 
+def moves(team: Any, game: TurnGame, state: Tensor, seat: int) -> Tensor:
+    """Return the greedy actions ``[B]`` of the learner in a seat, in states in which it is that seat's turn."""
+    mask = torch.ones(len(state), 2, game.num_actions, dtype=torch.bool)
+    mask[:, seat] = game.legal(state) | game.over(state)[:, None]
+    team.reset()
+    action = team.act({"players": game.observe(state).numpy()}, action_mask={"players": mask.numpy()})["players"]
+    return torch.from_numpy(action[:, seat])
+
+
 def games(team: Any) -> dict[str, float]:
     """Return how often a greedy learner of tic-tac-toe loses by seat, and what it is paid against a best response."""
     game = tic_tac_toe()
@@ -68,12 +81,8 @@ def games(team: Any) -> dict[str, float]:
 
     def after(state: Tensor, seat: int, other: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
         """Return the states ``[B, A]`` after every action, and which of them are played."""
-        mine, legal = game.player(state) == seat, game.legal(state)
-        mask = torch.zeros(len(state), 2, 9, dtype=torch.bool)
-        mask[:, seat], mask[:, 1 - seat] = legal, True
-        team.reset()
-        action = team.act({"players": game.observe(state).numpy()}, action_mask={"players": mask.numpy()})["players"]
-        chosen = torch.nn.functional.one_hot(torch.from_numpy(action[:, seat]), 9).bool()
+        mine = game.player(state) == seat
+        chosen = torch.nn.functional.one_hot(moves(team, game, state, seat), 9).bool()
         every = torch.stack([game.play(state, torch.full((len(state),), a)) for a in range(9)], 1)
         return every, torch.where(mine[:, None], chosen, other(state))
 
@@ -101,6 +110,22 @@ def games(team: Any) -> dict[str, float]:
     return found
 
 
+def wins(team: Any) -> dict[str, float]:
+    """Return the fraction of 100 games of Connect Four, 50 in each seat, that a greedy learner wins."""
+    game, generator, found = connect_four(), torch.Generator().manual_seed(0), dict[str, float]()
+    for name in ("random", "one_ply"):
+        best, won = opponent_of(name, GameSimulator(game), game.num_actions), 0.0
+        for seat in (0, 1):
+            state = game.initial(torch.empty(50, 0))
+            while not (over := game.over(state)).all():
+                other = best(state, game.legal(state) | over[:, None]).double().multinomial(1, generator=generator)
+                mine = game.player(state) == seat
+                state = game.play(state, torch.where(mine, moves(team, game, state, seat), other.squeeze(1)))
+            won += (game.payoff(state) == 1 - 2 * seat).double().mean().item() / 2
+        found[f"won against {name}"] = won
+    return found
+
+
 def nash_conv(team: Any) -> dict[str, float]:
     """Return NashConv of Kuhn poker, of the newest copy and of the mean of all copies."""
     game = pyspiel.load_game("kuhn_poker")
@@ -124,7 +149,7 @@ def nash_conv(team: Any) -> dict[str, float]:
     return {"newest": measured(bets[-1]), "mean": measured((reach * bets).sum(0) / reach.sum(0))}
 
 
-PAIRS = {"tictactoe": games, "kuhn": nash_conv}
+PAIRS = {"tictactoe": games, "kuhn": nash_conv, "connect_four": wins}
 
 
 def main() -> None:
