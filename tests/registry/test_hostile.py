@@ -294,14 +294,14 @@ def test_another_thread_reads_without_a_time_limit():
 
 
 def test_all_packages_together_have_one_limit(install: Install, site: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(discovery, "LIMIT_S", 2.0)
-    monkeypatch.setattr(discovery, "LEAST_S", 0.1)
+    monkeypatch.setattr(discovery, "LIMIT_S", 6.0)
+    monkeypatch.setattr(discovery, "LEAST_S", 0.75)  # enough for the others, also on a busy machine
     for i in range(3):
         install_into(site, f"slow-{i}", f"slow_{i}", {f"slow_{i}.py": "import time\ntime.sleep(1000)"})
     install("rlplug-moon", "rlplug_moon", {"rlplug_moon.py": GOOD})
     limits = [float((plugin.cause or "").split()[-2]) for plugin in registry.broken()]
     assert len(limits) == 3
-    assert sum(limits) < 2.2
+    assert sum(limits) < 6.6
     assert "moon" in registry.names("env")
 
 
