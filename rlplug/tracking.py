@@ -128,7 +128,7 @@ def write_video(path: Path, shown: Iterator[np.ndarray], fps: float) -> None:
         with Popen(command, stdin=PIPE, stderr=PIPE, process_group=0) as process:  # Ctrl-C is for this process only
             with suppress(BrokenPipeError):
                 for picture in chain([first], shown):
-                    process.stdin.write(picture)  # type: ignore[union-attr]
+                    process.stdin.write(np.ascontiguousarray(picture))  # type: ignore[union-attr]
             _, said = process.communicate()
         if process.returncode:
             raise RunError(f"{path} cannot be written: {said.decode(errors='replace').strip().splitlines()[-1]}")

@@ -49,7 +49,7 @@ def test_every_evaluation_is_recorded_and_the_run_stays_the_same(tmp_path: Path)
 
 
 def test_what_an_algorithm_predicts_is_a_second_video(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    drawn = torch.zeros(4, 32, 48, 3, dtype=torch.uint8)
+    drawn = torch.zeros(4, 3, 32, 48, dtype=torch.uint8).movedim(1, -1)  # as colors that a network decodes
     drawn[:, :, 24:] = 255
     monkeypatch.setattr(DQN, "pictures", lambda self, batch: drawn if batch["obs"].shape[-1] == 4 else None)
     words = ["algo=dqn", "env=cartpole", "tuned=none", "total_steps=64", "num_steps_sampled_before_learning_starts=32"]
