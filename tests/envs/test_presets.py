@@ -101,6 +101,7 @@ WANTED = {  # option: observation, action, steps
     "pendulum": (numbers(3), torques(1), 200),
     "pendulum_mass": (numbers(3), torques(1), 200),
     "pendulum_no_velocity": (numbers(2), torques(1), 200),
+    "pendulum_pixels": (Box(0, 255, (64, 64, 3), np.uint8), torques(1), 200),
     "pong": (image, Discrete(6), 27000),
     "recsim": (
         Dict(
