@@ -232,7 +232,7 @@ class RSSM(Module):
             action: ``[n, hidden]``, as ``from_action`` returns.
         """
 
-        def split(x: Tensor) -> Tensor:  # [n, D] -> [G, n, D / G]
+        def split(x: Tensor) -> Tensor:  # [n, D] -> [G, n, D / G]; contiguous, so that a traced graph has equal strides
             return x.unflatten(-1, (BLOCKS, -1)).transpose(0, 1).contiguous()
 
         x, h = torch.cat((self.from_deter(deter), self.from_stoch(stoch), action), -1), split(deter)

@@ -183,6 +183,7 @@ def test_without_rewards_the_mean_stays_zero(bins: int, width: int):
     assert logits.std() > 0
 
 
-def test_bins_are_in_order():
-    head, x = TwoHotHead([3, 4], 7), torch.randn(5, 3)
+@pytest.mark.parametrize("bins", [6, 7])
+def test_bins_are_in_order(bins):
+    head, x = TwoHotHead([3, 4], bins), torch.randn(5, 3)
     torch.testing.assert_close(head(x), DenseHead.forward(head, x))
