@@ -9,8 +9,9 @@ from rlplug.config import show
 from rlplug.registry.discovery import unknown
 from rlplug.types import ConfigError, RunError
 
-WRONG = "is no limit: should be a number to reach, or '<0.1' to fall below, of env_steps, updates, eval/, train/ ..."
-METRIC = re.compile(r"env_steps|updates|(eval|episode|train|time|buffer|system|curriculum)/.+")
+WRONG = "is no limit: should be a number to reach, or '<0.1' to fall below"
+METRICS = "env_steps, agent_steps, updates, or begin with eval/, train/ ..."
+METRIC = re.compile(r"(env|agent)_steps|updates|(eval|episode|train|time|buffer|system|curriculum)/.+")
 
 
 class Stopping:
@@ -31,11 +32,11 @@ class Stopping:
         self.keys = {metric: f"stop.{metric}" for metric in limits} | dict(watched or {})
         for metric, key in (watched or {}).items():
             if not METRIC.fullmatch(metric):
-                raise ConfigError(key, "is no metric: should be env_steps, updates, or begin with eval/, train/ ...")
+                raise ConfigError(key, f"is no metric: should be {METRICS}")
         for metric, limit in limits.items():
             found = re.fullmatch(r"([<>]?) *([-+.\de]+)", str(limit), re.I)
             if not found or not METRIC.fullmatch(metric):
-                raise ConfigError(f"stop.{metric}", f"{show(limit)} {WRONG}")
+                raise ConfigError(f"stop.{metric}", f"{show(limit)} {WRONG}; metrics are {METRICS}")
             self.limits[metric] = found[1] or ">", float(found[2])
 
     def notes(self) -> list[str]:

@@ -7,12 +7,13 @@ from typing import Any
 
 import numpy as np
 
+from rlplug import tree
 from rlplug.functional.returns import ended as episodes_ended
 from rlplug.functional.returns import episode_sums
 from rlplug.host import on_cpu
 from rlplug.types import Batch, Tree, groups_of
 
-STREAM = ("valid", "is_first", "reward", "terminated", "truncated")
+STREAM = ("valid", "is_first", "reward", "terminated", "truncated", "alive")
 
 
 class EpisodeStats:
@@ -22,23 +23,29 @@ class EpisodeStats:
 
     Args:
         groups: groups of agents to also compute returns of separately.
+
+    Attributes:
+        agent_steps: number of actions of agents so far; 0 if there is one agent.
     """
 
     def __init__(self, num_envs: int, groups: Sequence[str] = ()) -> None:
         self._return, self._length = np.zeros(num_envs), np.zeros(num_envs, np.int64)
         self._finished: list[tuple[float, int, int]] = []
+        self.agent_steps = 0
         self.groups = {name: EpisodeStats(num_envs) for name in groups}
 
     def add(self, segment: Batch, columns: slice = slice(None)) -> int:
         """Add a segment of some columns, and return the number of its environment steps."""
         if not segment["valid"].is_cpu:
-            segment = on_cpu({key: segment[key] for key in STREAM})
+            segment = on_cpu(tree.only(segment, STREAM, self.groups))
         valid = segment["valid"].numpy()[:-1]
         began = segment["is_first"].numpy()[:-1] & valid  # after an end, or after an interrupted episode
         if "reward" in segment and "alive" not in segment:  # one agent
             over = segment["terminated"].numpy() | segment["truncated"].numpy()
             return self._count(segment["reward"].numpy()[:-1], valid, over[:-1] & valid, began, columns)
         ended, parts = episodes_ended(segment).numpy(), groups_of(segment).items()
+        alive = [part["alive"].numpy()[:-1].reshape(*valid.shape, -1) for _, part in parts]
+        self.agent_steps += int(np.concatenate(alive, 2)[valid].sum())
         rewards = {name: part["reward"].numpy()[:-1].reshape(*valid.shape, -1) for name, part in parts}
         for name, group in self.groups.items():
             group._count(rewards[name].mean(2), valid, ended, began, columns)
@@ -78,17 +85,18 @@ class EpisodeStats:
 
     def forget(self) -> None:
         """Drop open episodes, because their environments were reset."""
-        self._return, self._length = np.zeros_like(self._return), np.zeros_like(self._length)
-        for group in self.groups.values():
-            group.forget()
+        for stats in (self, *self.groups.values()):
+            stats._return[:] = stats._length[:] = 0
 
     def state(self) -> Tree:
         groups = {name: group.state() for name, group in self.groups.items()}
-        return {"return": self._return, "length": self._length, "finished": self._finished, "groups": groups}
+        own = {"finished": self._finished, "agent_steps": self.agent_steps}
+        return {"return": self._return, "length": self._length, "groups": groups} | own
 
     def load(self, state: Tree) -> None:
         np.copyto(self._return, state["return"])
         np.copyto(self._length, state["length"])
+        self.agent_steps = int(state["agent_steps"])
         envs = range(-1, len(self._return))  # -1: jobs
         self._finished = [(float(total), int(n), envs[env + 1]) for total, n, env in state["finished"]]
         for name, group in self.groups.items():

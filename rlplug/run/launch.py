@@ -233,7 +233,7 @@ def driven(trainer: Trainer) -> Iterator[None]:
     try:
         with _machine_errors(folder), _stop_on_signal(trainer), denormals_flushed(), _end_without_machine(trainer):
             trainer.hooks.hook.rlplug_started(run=trainer)
-            trainer.clock.started_up()
+            trainer.clock.startup_s = trainer.clock.wall() - trainer.clock.before
             startup = process_age() or trainer.clock.startup_s
             yield
             reached = callbacks.stopping.reason

@@ -88,16 +88,16 @@ class MetricsLog:
             for total, length, env, *by_group in trainer.episodes.drain()
         ]
         reported = [*trainer.collector.episode_metrics(), *trainer.reports.user.drain()]
-        ranks = trainer.learner.placement.exchange((ended, reported))
-        for name, value in (item for parts in ranks for episode in chain(*parts) for item in episode.items()):
+        ranks = trainer.learner.placement.exchange((ended, reported, trainer.episodes.agent_steps))
+        for name, value in (item for *found, _ in ranks for episode in chain(*found) for item in episode.items()):
             self.recent[name].append(float(value))
         row = {f"episode/{name}": math.fsum(values) / len(values) for name, values in self.recent.items()}
-        trainer.progress.episodes += (n := sum(len(ended) for ended, _ in ranks))
-        if n and not any(reported for _, reported in ranks):  # some of the metrics of others may come later
+        trainer.progress.episodes += (n := sum(len(ended) for ended, *_ in ranks))
+        if n and not any(reported for _, reported, _ in ranks):  # some of the metrics of others may come later
             self.stopping.require(row | {f"episode/{LEAST}": 0.0}, "episode/")
         if self.window is None:
             self.recent.clear()
-        return row
+        return row | ({"agent_steps": steps} if (steps := sum(steps for *_, steps in ranks)) else {})
 
     def log_row(self, trainer: Trainer, row: Mapping[str, float]) -> None:
         self.rows += 1
@@ -185,7 +185,7 @@ class Evaluation(Schedule):
         own, shares = self._play_share(trainer, jobs, weights), list[list[Batch]]()
         for batches, asked in trainer.learner.placement.ranks.exchange((own, trainer.agreement.asked)):
             if batches is None:
-                trainer.agreement.stop_all(asked)
+                trainer.agreement.stop = asked
                 raise Stopped
             shares.append(batches)
         return [side_by_side(parts) for parts in zip(*shares, strict=True)]

@@ -25,7 +25,7 @@ class Agreement:
         self.placement, self.ready_to_save, self.beyond = placement, ready_to_save, beyond
         self.asked = 0  # signal that requested a stop of this process; 0: none
         self.error: RunError | None = None  # error with which a logger requested a stop
-        self.stop = 0  # signal that ends the run, agreed by all ranks
+        self.stop = 0  # signal that ends the run after this round, equal on all ranks; 0: none
         self.may_save = False  # whether rank 0 can write a checkpoint after this round
         self._told = False  # whether observations out of bounds have been reported
         self._holds = False  # whether the ranks have agreed since the last report
@@ -34,11 +34,7 @@ class Agreement:
         """Request to end the run after this round, with the first ``error`` if any; 0 cancels the request."""
         self.asked, self.error = signal_number, self.error or error
         if self.placement.ranks.world_size == 1:
-            self.stop_all(signal_number)
-
-    def stop_all(self, signal_number: int) -> None:
-        """End the run after this round; called on all ranks; 0 cancels it."""
-        self.stop = signal_number
+            self.stop = signal_number
 
     def reach(self, steps: int = 0) -> int:
         """Agree, and return the sum over ranks of collected environment ``steps``."""
@@ -52,7 +48,7 @@ class Agreement:
                 print(f"rlplug: {every[0]}; {GOES_ON}", file=sys.stderr, flush=True)
         self.may_save, self._holds = bool(may_save), True
         if ranks.world_size > 1:
-            self.stop_all(next((number for number, asked in zip(SIGNALS, stops, strict=True) if asked), 0))
+            self.stop = next((number for number, asked in zip(SIGNALS, stops, strict=True) if asked), 0)
         return steps
 
     def conclude(self) -> None:

@@ -25,10 +25,6 @@ class Clock:
     def wall(self) -> float:
         return self.before + time.perf_counter() - self.started
 
-    def started_up(self) -> None:
-        """Mark the start of the loop."""
-        self.startup_s = self.wall() - self.before
-
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         start = time.perf_counter()

@@ -68,10 +68,9 @@ class Orders:
         """
         if not self._is_async:
             return {}
-        updates, limit = self.progress.updates - segment.version, self.tempo.max_staleness
-        steps = self.progress.env_steps - segment.version_steps
-        ages: dict[str, float] = {"staleness": updates, "staleness_steps": steps}
-        return ages if limit is None else ages | {"too_stale": updates > limit}
+        steps, limit = self.progress.env_steps - segment.version_steps, self.tempo.max_staleness
+        ages: dict[str, float] = {"staleness": self.progress.updates - segment.version, "staleness_steps": steps}
+        return ages if limit is None else ages | {"too_stale": ages["staleness"] > limit}
 
     def state(self) -> Tree:
         return self._rounds, self._shard_steps, self._version_steps

@@ -183,11 +183,13 @@ def test_returns_are_means_over_agents():
                 found.append((float(sums[b].mean()), float(sums[b, :2].mean()), float(sums[b, 2])))
     assert len(found) > 8
     assert [(total, scouts, base) for total, _, _, scouts, base in episodes] == [pytest.approx(x) for x in found]
+    alive = [batch["scouts"]["alive"], batch["base"]["alive"].unsqueeze(-1)]
+    assert counted.agent_steps == int((torch.cat(alive, 2) & batch["valid"].unsqueeze(-1))[:-1].sum()) > steps
     again = EpisodeStats(COLUMNS, ("scouts", "base"))
     again.load(decode(encode(copy_to_host(counted.state()))))
     for part in (counted, again):
         part.add(batch)
-    assert counted.drain() == again.drain()
+    assert (counted.drain(), counted.agent_steps) == (again.drain(), again.agent_steps)
 
 
 def test_a_number_that_is_none_names_group_and_environment():

@@ -39,6 +39,7 @@ RUNS = {
     "ppo lstm": ("algo=ppo", "env=cartpole", "model=lstm", "algo.sgd_minibatch_size=64", *ROLLOUTS),
     "ppo icm": ("algo=ppo", "env=cartpole", "exploration=[icm]", "algo.sgd_minibatch_size=64", *ROLLOUTS),
     "ppo on device": ("algo=ppo", *ON_DEVICE),
+    "agents on device": ("algo=mappo", "env=spread_torch", *ROLLOUTS),
     "a2c": ("algo=a2c", "env=cartpole", "tuned=none", "num_envs=4", "algo.opt_type=adam"),
 }
 CUDA = ("hardware=1gpu", "logger.only=[]", "eval.every=0", "deterministic=true", "total_steps=1_000_000")

@@ -155,7 +155,7 @@ def updated(fabric: Any, raw: Any, updates: int = 2) -> Any:
 
         def counted(batch: Any) -> Any:
             found.append(update(batch))
-            trainer.agreement.stop_all(15 * (len(found) == updates))
+            trainer.agreement.stop = 15 * (len(found) == updates)
             return found[-1]
 
         trainer.update, trainer.report = counted, trainer.agreement.conclude  # without files

@@ -163,7 +163,7 @@ def updated(fabric: Any, raw: Any, kill: Callable[[], None] = lambda: None) -> A
         def counted(batch: Any) -> Any:
             metrics.append(batch["return"].tolist())
             losses = update(batch)
-            trainer.agreement.stop_all(15 * (len(metrics) == 2))
+            trainer.agreement.stop = 15 * (len(metrics) == 2)
             return losses
 
         trainer.update, trainer.report = counted, trainer.agreement.conclude  # without files

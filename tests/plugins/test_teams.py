@@ -71,6 +71,26 @@ def test_a_loaded_team_remembers_its_last_actions(tmp_path):
     assert [step["agent_is_first"].all().item() for step in seen] == [True, False, True]
 
 
+def test_a_run_ends_after_a_number_of_actions_of_agents(tmp_path):
+    """Agents that have died do not count, and a resumed run goes on counting."""
+    words = ("algo=mappo", "env=two_carts", *QUIET, "tuned=none", "num_envs=4", "rollout_fragment_length=32")
+    words = (*words, "algo.num_sgd_iter=1", "eval.episodes=1", "log.every=100", "total_steps=2000")
+    whole, again = tmp_path / "whole", tmp_path / "again"
+    assert main([*words, "stop={agent_steps: 900}", f"hydra.run.dir={whole}"]) == 0
+    assert main([*words, "stop={agent_steps: 300}", f"hydra.run.dir={again}"]) == 0
+    assert main(["resume", str(again), "stop={agent_steps: 900}"]) == 0
+
+    def counted(run):
+        with (run / "metrics.csv").open() as file:
+            rows = [row for row in csv.DictReader(file) if row["agent_steps"]]
+        return [(int(row["step"]), int(float(row["agent_steps"]))) for row in rows]
+
+    assert all(steps < actions < 2 * steps for steps, actions in counted(whole))
+    assert counted(again)[-1] == counted(whole)[-1]
+    assert counted(whole)[-2][1] < 900 <= counted(whole)[-1][1]
+    assert "agent_steps reached" in json.loads((again / "summary.json").read_text())["stopped"]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("algo", ["qmix", "maddpg"])
 def test_actors_change_nothing_where_the_loop_waits_for_all(tmp_path, algo):
