@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import attrgetter
@@ -260,6 +260,9 @@ class RunContext(Context):
         generator = self.generators[self.role]
         return partial(generator.set_state, generator.get_state())
 
+    def only(self, columns: Sequence[int]) -> AbstractContextManager[None]:
+        return self.acting(replace(self.shard, env_ids=[self.shard.env_ids[column] for column in columns]))
+
     def state(self) -> Tree:
         """Return the device type, the state of every generator, and the step of the schedules."""
         generators = {role: generator.get_state() for role, generator in self.generators.items()}
@@ -277,5 +280,4 @@ class RunContext(Context):
             return []
         for generator in self.generators.values():
             generator.manual_seed(generator.initial_seed() + steps)
-        drew = torch.device(state["device"]).type
-        return [f"random numbers: {drew} drew them before, and {self.device.type} draws others"]
+        return [f"random numbers: {state['device']} drew them before, and {self.device.type} draws others"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeAlias
 
 import torch
@@ -105,6 +106,10 @@ class Context(Protocol):
 
     def rewind(self) -> Callable[[], object]:
         """Return a function that rewinds the generator of this ``role``: the same numbers are drawn again."""
+        ...
+
+    def only(self, columns: Sequence[int]) -> AbstractContextManager[None]:
+        """Act for some of this process's environments inside the block: a draw returns their rows of the whole one."""
         ...
 
 

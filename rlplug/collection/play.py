@@ -136,7 +136,7 @@ class Player:
             end = time.monotonic() + until[1]
             ends = lambda: stop() or time.monotonic() >= end  # noqa: E731
             while kept.left.any() and time.monotonic() < end:
-                if kept.waits:
+                if kept.capped[kept.left > 0].all():  # all wait for it
                     begin()
                 if stop():
                     raise Stopped
@@ -236,6 +236,10 @@ class EpisodeSplitter:
         max_steps: steps after which an episode is truncated; its column then waits for ``reset``.
         groups: groups of agents whose returns are also counted separately.
         steps: steps that a column must have; further episodes are kept until then.
+
+    Attributes:
+        left: episodes that are left to keep of every column, ``[B]``.
+        capped: columns that wait for ``reset``, ``[B]`` bool.
     """
 
     def __init__(self, quota: np.ndarray, max_steps: int, groups: Sequence[str] = (), steps: int = 0) -> None:
@@ -247,15 +251,10 @@ class EpisodeSplitter:
     def reset(self) -> None:
         """Drop open episodes: all columns begin new ones."""
         n = len(self.left)
-        self._counted, self._capped = EpisodeStats(n, self.groups), np.zeros(n, np.bool_)
+        self._counted, self.capped = EpisodeStats(n, self.groups), np.zeros(n, np.bool_)
         self._rows: list[list[Batch]] = [[] for _ in range(n)]  # rows of the open episode of every column
         self._steps = np.zeros(n, np.int64)
         self._ended: list[deque[Batch]] = [deque() for _ in range(n)]
-
-    @property
-    def waits(self) -> bool:
-        """Return whether every column with episodes left waits for ``reset``."""
-        return bool(self._capped[self.left > 0].all())
 
     def add(self, segment: Batch) -> None:
         """Add a segment ``[T+1, B]``, truncating episodes at ``max_steps``."""
@@ -272,7 +271,7 @@ class EpisodeSplitter:
     def _cut(self, arrays: Batch, over: np.ndarray, b: int) -> None:
         """Add the episodes of a column, which end where ``over [T]``, and keep the rows of the open one."""
         first, rows = arrays["is_first"][:, b], np.flatnonzero(arrays["valid"][:-1, b])
-        if self._capped[b]:
+        if self.capped[b]:
             arrays["valid"][:, b], rows = False, rows[:0]
         while len(rows):
             if first[rows[0]]:  # the previous episode was interrupted
@@ -285,13 +284,13 @@ class EpisodeSplitter:
                 self._truncate(arrays, b, last)
             if self.left[b]:
                 self._rows[b].append(tree.take(arrays, (rows[:n], b)))
-            if over[last] or self._capped[b]:
+            if over[last] or self.capped[b]:
                 self._end(arrays, b, last + 1)
-            rows = rows[len(rows) if self._capped[b] else n :]
+            rows = rows[len(rows) if self.capped[b] else n :]
 
     def _truncate(self, arrays: Batch, b: int, last: int) -> None:
         """Truncate the episode of a column after row ``last``, and ignore later rows."""
-        arrays["valid"][last + 1 :, b], self._capped[b] = False, True
+        arrays["valid"][last + 1 :, b], self.capped[b] = False, True
         for part in groups_of(arrays).values():
             part["truncated"][last, b] |= part.get("alive", arrays["valid"])[last, b] & ~part["terminated"][last, b]
             if "alive" in part:

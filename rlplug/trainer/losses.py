@@ -15,8 +15,6 @@ from rlplug.contract import mistake
 from rlplug.distributed.collectives import Collectives
 from rlplug.types import Batch
 
-NO_LOSS = torch.zeros(())  # placeholder if gradients are given
-
 
 class Total(NamedTuple):
     """Detached losses of ``count`` valid rows, and the differentiable sum of their terms; all 0-d."""

@@ -25,7 +25,7 @@ from rlplug.contract import results
 from rlplug.distributed.collectives import Collectives
 from rlplug.functional.minibatches import column_axis, microbatches
 from rlplug.nn.optim import Adam, LossScale, backward, replaced
-from rlplug.trainer.losses import NO_LOSS, Total, all_reduced, forward, total_loss
+from rlplug.trainer.losses import Total, all_reduced, forward, total_loss
 from rlplug.trainer.optimizer import GradientStep, OptimizerState, find_nonfinite
 from rlplug.types import Batch, Compile, Progress, RunError, Tree
 
@@ -108,7 +108,7 @@ class GradientSteps:
                 totals.append(self.forward(micro, who, due, diagnostics))
                 backward(totals[-1].loss)
                 continue
-            totals.append(Total(Losses(*found["losses"]), found["count"], NO_LOSS))
+            totals.append(Total(Losses(*found["losses"]), found["count"], torch.zeros(())))
             norms |= found["norms"]
             for p, grad in zip(params, found["grads"], strict=not norms):
                 if grad is not None:

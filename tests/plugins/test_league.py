@@ -11,6 +11,7 @@ import torch
 from rlplug.api import Algorithm
 from rlplug.cli import main
 from rlplug.config import compose
+from rlplug.context import EnvShard
 from rlplug.plugins.algo.league import ITSELF, League, Pool
 from rlplug.run.build import build, start
 from rlplug.trainer.trainer import Trainer
@@ -173,18 +174,28 @@ def test_copies_play_the_other_seat_and_only_the_learners_rows_are_learned(run):
 
 
 def test_draws_do_not_depend_on_who_plays(run):
+    """A row's actions are those of its opponent, as if it were the opponent of all rows; so are later draws."""
     own, ctx = league(run), run.ctx
     for _ in range(3):
         own.pool.add(decay=1.0)
+    for one in own.pool.members:
+        for p in one.parameters():
+            torch.nn.init.normal_(p)
     step = {"obs": torch.zeros(4, 2, 2, 3, 3), "action_mask": torch.ones(4, 2, 9, dtype=torch.bool)}
     step |= {"is_first": torch.zeros(4, dtype=torch.bool), "prev_reward": torch.zeros(4, 2)}
     step |= {"alive": torch.ones(4, 2, dtype=torch.bool)}
-    before, after = ctx.generators["learner"].get_state(), []
-    for opponents in ([ITSELF] * 4, [0, 1, 2, 0]):
-        ctx.generators["learner"].set_state(before)
-        own.act(step, own.initial_carry(4) | {"opponent": torch.tensor(opponents)}, "explore")
-        after.append(ctx.generators["learner"].get_state())
-    assert torch.equal(*after)
+    before, mixed, after, actions = ctx.generators["actor"].get_state(), [0, 1, 2, 0], [], []
+    for opponents in ([ITSELF] * 4, mixed, [0] * 4, [1] * 4, [2] * 4):
+        ctx.generators["actor"].set_state(before)
+        with ctx.acting(EnvShard("actor", 4, range(4))):
+            carry = own.initial_carry(4) | {"opponent": torch.tensor(opponents)}
+            actions.append(own.act(step, carry, "explore")[0]["action"])
+        after.append(ctx.generators["actor"].get_state())
+    assert all(torch.equal(after[0], state) for state in after)
+    itself, found, *each = actions
+    assert found[:, 0].tolist() == itself[:, 0].tolist()  # the learner plays the first seat
+    assert found[:, 1].tolist() == [each[k][b, 1].item() for b, k in enumerate(mixed)]
+    assert len({tuple(one[:, 1].tolist()) for one in each}) == 3
 
 
 def test_scores_of_games_with_several_rounds_are_summed(tmp_path):

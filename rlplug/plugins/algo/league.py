@@ -169,10 +169,14 @@ class League(Algorithm):
         found = self.learner.act(rows, memory, mode)
         for place in opponent.unique().tolist():
             if place != ITSELF:
-                where = (~mine & (opponent == place)[:, None]).flatten()
-                rewind()  # so that the draws do not depend on the number of opponents in this process
-                other = self.pool.members[place].act(rows, memory, "explore")  # pyright: ignore[reportCallIssue]
-                found = [_chosen(where, *pair) for pair in zip(found, other, strict=True)]
+                columns = (opponent == place).nonzero()
+                both = (2 * columns + torch.arange(2, device=seat.device)).flatten()  # seats of these columns
+                with self.ctx.only(columns.flatten().tolist()):
+                    rewind()  # so that the draws do not depend on the number of opponents in this process
+                    acting = (tree.take(x, both) for x in (rows, memory))
+                    other = self.pool.members[place].act(*acting, "explore")  # pyright: ignore[reportCallIssue]
+                theirs = ~mine.flatten()[both]
+                found = [_replaced(ours, both, theirs, x) for ours, x in zip(found, other, strict=True)]
         out, memory = (unfold(x, 2) for x in found)
         own = {"mine": mine, "opponent": opponent[:, None].expand(-1, 2), "score": score}
         return out | own, {"policy": memory, "seat": seat, "opponent": opponent, "score": score}
@@ -276,6 +280,6 @@ def _returns(batch: Batch) -> Tensor:
     return (reward.sum(-1) / batch["mine"][0].sum(-1)).double()
 
 
-def _chosen(where: Tensor, ours: Batch, others: Batch) -> Batch:
-    """Return the keys of ``ours``, with the rows of ``others`` where ``where [B]``."""
-    return tree.map(lambda a, b: torch.where(where.view(-1, *[1] * (a.ndim - 1)), b, a), ours, others)
+def _replaced(ours: Batch, rows: Tensor, which: Tensor, others: Batch) -> Batch:
+    """Return ``ours [B, ...]``, in whose ``rows [n]`` are those of ``others [n, ...]`` where ``which [n]``."""
+    return tree.map(lambda a, b: a.index_copy(0, rows[which], b[which]), ours, others)
