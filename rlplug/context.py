@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import attrgetter
@@ -256,12 +256,13 @@ class RunContext(Context):
         everybody = draw((self.num_envs, *rest), generator=source, device=self.device)
         return everybody if len(self.env_ids) == self.num_envs else everybody[list(self.env_ids)]
 
-    def rewind(self) -> Callable[[], object]:
-        generator = self.generators[self.role]
-        return partial(generator.set_state, generator.get_state())
-
-    def only(self, columns: Sequence[int]) -> AbstractContextManager[None]:
-        return self.acting(replace(self.shard, env_ids=[self.shard.env_ids[column] for column in columns]))
+    @contextmanager
+    def apart(self, columns: Sequence[int] | None = None) -> Iterator[None]:
+        before = (generator := self.generators[self.role]).get_state()
+        ids = self.shard.env_ids if columns is None else [self.shard.env_ids[column] for column in columns]
+        with self.acting(replace(self.shard, env_ids=ids)):
+            yield
+        generator.set_state(before)
 
     def state(self) -> Tree:
         """Return the device type, the state of every generator, and the step of the schedules."""

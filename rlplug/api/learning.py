@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeAlias
 
@@ -104,12 +104,12 @@ class Context(Protocol):
         """Draw uniform integers in [0, high)."""
         ...
 
-    def rewind(self) -> Callable[[], object]:
-        """Return a function that rewinds the generator of this ``role``: the same numbers are drawn again."""
-        ...
+    def apart(self, columns: Sequence[int] | None = None) -> AbstractContextManager[None]:
+        """Undo the draws of the block afterwards: the same numbers are drawn again.
 
-    def only(self, columns: Sequence[int]) -> AbstractContextManager[None]:
-        """Act for some of this process's environments inside the block: a draw returns their rows of the whole one."""
+        Args:
+            columns: those of this process's environments that act inside the block, which draws their rows; None: all.
+        """
         ...
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 from dataclasses import replace
 from functools import partial
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import Field
@@ -165,18 +165,16 @@ class League(Algorithm):
         score = torch.where(first[:, None], 0.0, carry["score"] + step["prev_reward"])
         mine = (torch.arange(2, device=seat.device) == seat[:, None]) | (opponent == ITSELF)[:, None]
         rows, memory = view(step, self.ctx.spec, self.players), tree.map(lambda x: x.flatten(0, 1), carry["policy"])
-        rewind = self.ctx.rewind()
+        others, seats = list[Any](), torch.arange(mine.numel(), device=seat.device).view(-1, 2)
+        for place in opponent[opponent != ITSELF].unique().tolist():
+            columns = opponent == place
+            acting = (tree.take(x, seats[columns].flatten()) for x in (rows, memory))
+            with self.ctx.apart(columns.nonzero()[:, 0].tolist()):  # so that draws do not depend on who plays here
+                other = self.pool.members[place].act(*acting, "explore")  # pyright: ignore[reportCallIssue]
+            others.append((seats[~mine & columns[:, None]], [tree.take(x, ~mine[columns].flatten()) for x in other]))
         found = self.learner.act(rows, memory, mode)
-        for place in opponent.unique().tolist():
-            if place != ITSELF:
-                columns = (opponent == place).nonzero()
-                both = (2 * columns + torch.arange(2, device=seat.device)).flatten()  # seats of these columns
-                with self.ctx.only(columns.flatten().tolist()):
-                    rewind()  # so that the draws do not depend on the number of opponents in this process
-                    acting = (tree.take(x, both) for x in (rows, memory))
-                    other = self.pool.members[place].act(*acting, "explore")  # pyright: ignore[reportCallIssue]
-                theirs = ~mine.flatten()[both]
-                found = [_replaced(ours, both, theirs, x) for ours, x in zip(found, other, strict=True)]
+        for index, other in others:
+            found = [tree.map(lambda a, b, i=index: a.index_copy(0, i, b), *x) for x in zip(found, other, strict=True)]
         out, memory = (unfold(x, 2) for x in found)
         own = {"mine": mine, "opponent": opponent[:, None].expand(-1, 2), "score": score}
         return out | own, {"policy": memory, "seat": seat, "opponent": opponent, "score": score}
@@ -278,8 +276,3 @@ def _returns(batch: Batch) -> Tensor:
     """Return the learner's return in every episode, ``[episodes]``; in self-play the mean of both seats."""
     reward = torch.where(batch["mine"] & batch["valid"][..., None], batch["reward"], 0.0).sum(0)
     return (reward.sum(-1) / batch["mine"][0].sum(-1)).double()
-
-
-def _replaced(ours: Batch, rows: Tensor, which: Tensor, others: Batch) -> Batch:
-    """Return ``ours [B, ...]``, in whose ``rows [n]`` are those of ``others [n, ...]`` where ``which [n]``."""
-    return tree.map(lambda a, b: a.index_copy(0, rows[which], b[which]), ours, others)

@@ -132,9 +132,8 @@ class MBMPO(Algorithm):
         ``eval/return_mean`` is of the former, and ``eval/policy_return_mean`` of the latter. The run's random numbers
         do not change.
         """
-        rewind = self.ctx.rewind()
-        jobs, weights = self._jobs(episodes, 0, "greedy")
-        rewind()
+        with self.ctx.apart():
+            jobs, weights = self._jobs(episodes, 0, "greedy")
         jobs.append(Job(len(jobs), episodes=episodes, mode="greedy"))
         *each, last = (batch for _, batch in play(jobs, weights))
         return metrics_of_jobs(each) | {"eval/policy_return_mean": float(last["return"].mean())}
