@@ -19,7 +19,6 @@ class Stopping:
 
     Args:
         limits: by metric: a number to reach, or ``"<0.1"`` to fall below.
-
         watched: metrics that must exist too, and the keys that name them.
 
     Raises:
@@ -30,13 +29,13 @@ class Stopping:
         self.limits, self.reason = dict[str, tuple[str, float]](), ""  # which limit was reached
         self.seen = set[str]()  # metrics with a value so far
         self.keys = {metric: f"stop.{metric}" for metric in limits} | dict(watched or {})
-        for metric, key in (watched or {}).items():
+        for metric, key in self.keys.items():
             if not METRIC.fullmatch(metric):
                 raise ConfigError(key, f"is no metric: should be {METRICS}")
         for metric, limit in limits.items():
             found = re.fullmatch(r"([<>]?) *([-+.\de]+)", str(limit), re.I)
-            if not found or not METRIC.fullmatch(metric):
-                raise ConfigError(f"stop.{metric}", f"{show(limit)} {WRONG}; metrics are {METRICS}")
+            if not found:
+                raise ConfigError(f"stop.{metric}", f"{show(limit)} {WRONG}")
             self.limits[metric] = found[1] or ">", float(found[2])
 
     def notes(self) -> list[str]:
@@ -44,8 +43,8 @@ class Stopping:
         limits = (f"{metric} {sign.replace('>', '>=')} {limit:g}" for metric, (sign, limit) in self.limits.items())
         return [f"stops early at {' or '.join(limits)}"] * bool(self.limits)
 
-    def require(self, row: Iterable[str], prefix: str) -> None:
-        """Raise ``RunError`` if a limit or a curriculum reads a metric of a prefix that is not in ``row``."""
+    def require(self, row: Iterable[str], prefix: str | tuple[str, ...]) -> None:
+        """Raise ``RunError`` if a limit or a curriculum reads a metric with a prefix that is not in ``row``."""
         if [*row] == ["eval/episodes"]:  # none was complete
             return
         if missing := next((name for name in self.keys if name.startswith(prefix) and name not in row), None):

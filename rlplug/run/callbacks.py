@@ -135,8 +135,7 @@ class Callbacks:
         self.evaluation.latest, self.evaluation.latest_at = result, step
         trainer.hooks.hook.rlplug_evaluated(run=trainer, metrics=result)
         self.stopping.require(result, "eval/")
-        now = step == trainer.steps
-        self.log.log_row(trainer, result if now else result | {f"eval/{trainer.loop.unit}": step})
+        self.log.log_row(trainer, result if step == trainer.steps else result | {f"eval/{trainer.loop.unit}": step})
 
     def _poll_eval(self, trainer: Trainer, wait: bool = False) -> None:
         """Report an asynchronous evaluation if it has finished."""

@@ -92,12 +92,13 @@ class MetricsLog:
         for name, value in (item for *found, _ in ranks for episode in chain(*found) for item in episode.items()):
             self.recent[name].append(float(value))
         row = {f"episode/{name}": math.fsum(values) / len(values) for name, values in self.recent.items()}
+        row |= {"agent_steps": steps} if (steps := sum(steps for *_, steps in ranks)) else {}
         trainer.progress.episodes += (n := sum(len(ended) for ended, *_ in ranks))
         if n and not any(reported for _, reported, _ in ranks):  # some of the metrics of others may come later
-            self.stopping.require(row | {f"episode/{LEAST}": 0.0}, "episode/")
+            self.stopping.require(row | {f"episode/{LEAST}": 0.0}, ("episode/", "agent_steps"))
         if self.window is None:
             self.recent.clear()
-        return row | ({"agent_steps": steps} if (steps := sum(steps for *_, steps in ranks)) else {})
+        return row
 
     def log_row(self, trainer: Trainer, row: Mapping[str, float]) -> None:
         self.rows += 1

@@ -44,6 +44,17 @@ def test_another_component_gets_nothing_of_them():
     assert line("algo=dqn", "env=cartpole", "model=lstm").startswith("tuned for dqn on cartpole, except model=lstm;")
 
 
+def test_an_environment_may_choose_the_model_of_algorithms_without_one():
+    """The settings of the pair are for that model."""
+    own = compose(["algo=league", "env=connect_four"])
+    assert own.raw["model"] == default_node("model", "cnn", {"filters": [[32, 4, 1]], "hidden": [128]})
+    assert compose(["algo=league", "env=connect_four", "model=mlp"]).raw["model"] == default_node("model", "mlp")
+    assert compose(["algo=independent_dqn", "env=connect_four"]).raw["model"] == default_node("model", "mlp256")
+    assert line("algo=league", "env=connect_four", "model=mlp").startswith(
+        "tuned for league on connect_four, except model=mlp;"
+    )
+
+
 def test_a_pair_may_bring_exploration_and_its_settings():
     assert list(compose(["algo=sac", "env=mountaincar_continuous"]).exploration) == ["ornstein_uhlenbeck"]
     assert compose(["algo=sac", "env=mountaincar_continuous", "exploration=[]"]).exploration == {}

@@ -76,7 +76,7 @@ def test_a_fork_of_a_stopped_run_takes_its_own_limit(tmp_path):
 @pytest.mark.parametrize(
     ("limit", "key", "said"),
     [
-        ("return: 3", "stop.return", "3.0 is no limit: should be a number to reach"),
+        ("return: 3", "stop.return", "is no metric: should be env_steps, agent_steps, "),
         (
             "eval/return_mean: '~3'",
             "stop.eval/return_mean",
@@ -91,6 +91,11 @@ def test_a_wrong_limit_is_refused_before_the_run_starts(tmp_path, limit, key, sa
     assert error.value.key == key
     assert said in error.value.message
     assert not (tmp_path / "run").exists()
+
+
+def test_a_limit_of_agent_steps_needs_agents(tmp_path):
+    with pytest.raises(RunError, match=r"stop\.agent_steps: there is no such metric"):
+        run(tmp_path / "a", "stop={agent_steps: 100}", "total_steps=2048")
 
 
 def test_a_limit_of_a_metric_that_does_not_exist_is_reported(tmp_path, capsys):
