@@ -122,7 +122,7 @@ def wins(team: Any) -> dict[str, float]:
                 mine = game.player(state) == seat
                 state = game.play(state, torch.where(mine, moves(team, game, state, seat), other.squeeze(1)))
             won += (game.payoff(state) == 1 - 2 * seat).double().mean().item() / 2
-        found[f"won against {name}"] = won
+        found[f"won against {name}"] = round(won, 2)
     return found
 
 
