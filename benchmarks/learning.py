@@ -170,6 +170,14 @@ PROOFS = {
     },
     "qmix_two_step": Proof("algo=qmix env=two_step", 8),
     "qmix_vdn_two_step": Proof("algo=qmix env=two_step algo.mixer=vdn", 7, blind=True),
+    **{
+        f"{algo}_{game}": Proof(f"algo={line} env={game}", blind=True)  # 275 and 250 at best
+        for game in ("climbing", "penalty")
+        for algo, line in (
+            *((algo, f"{algo} total_steps=20_000") for algo in ("independent", "mappo", "maddpg")),
+            *((f"qmix_{mixer}", f"qmix algo.mixer={mixer} total_steps=5_000") for mixer in ("qmix", "vdn", "none")),
+        )
+    },
     "qmix_spread_torch": Proof("algo=qmix env=spread_torch", -18),  # random: -27.4
     **{f"{algo}_simple_spread": Proof(f"algo={algo} env=simple_spread", -18) for algo in ("qmix", "maddpg", "mappo")},
     "maddpg_spread_torch": Proof("algo=maddpg env=spread_torch", -18),
@@ -186,6 +194,7 @@ PROOFS = {
     "dreamerv3_cartpole": Proof("algo=dreamerv3 env=cartpole", 450),
     "dreamerv3_frozenlake": Proof("algo=dreamerv3 env=frozenlake +env.kwargs.is_slippery=false", 1.0),
     "dreamerv3_pendulum_pixels": Proof("algo=dreamerv3 env=pendulum_pixels", -500),  # random: -1,256
+    "dreamer_pendulum": Proof("algo=dreamer env=pendulum", -500),
     "alphazero_sparse_cartpole": Proof("algo=alphazero env=sparse_cartpole", 450),
     "linucb_linear_bandit": Proof("algo=linucb env=linear_bandit", 57, blind=True),  # 58.18 is the optimum
     "lints_linear_bandit": Proof("algo=lints env=linear_bandit", 57, blind=True),

@@ -31,7 +31,7 @@ def reused(overrides: Sequence[str]) -> DictConfig:
     """Compose as ``origins.loaded`` does: Hydra's composition of the choices is reused until their files change."""
     values = [word for word in overrides if VALUE.match(word)]
     with suppress(Exception):  # Hydra's own error is that of the whole
-        parsed = OverridesParser.create().parse_overrides(values)
+        parsed = OverridesParser.create().parse_overrides(origins.opened(values))
         if not origins.folders_of(overrides) and not any(one.is_sweep_override() for one in parsed):
             changed = tuple(file.path.stat().st_mtime_ns for files in presets().values() for file in files)
             config = pickle.loads(_chosen(tuple(word for word in overrides if word not in values), changed))

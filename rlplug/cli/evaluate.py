@@ -78,13 +78,14 @@ def opponents(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
 
 def table(result: Mapping[str, Any]) -> str:
     """Format the result of an evaluation."""
-    spread = f"min {result['eval/return_min']:,.2f}, max {result['eval/return_max']:,.2f}"
+    extremes = (f"{name} {result[key]:,.2f}" for name in ("min", "max") if (key := f"eval/return_{name}") in result)
+    spread = f" ({', '.join(extremes)})" if "eval/return_min" in result else ""
     rows = {
         "checkpoint": result["checkpoint"],
         "env steps": f"{result['env_steps']:,}",
         "updates": f"{result['updates']:,}",
         "episodes": f"{result['episodes']:,} (seed {result['seed']})",
-        "return": f"{result['eval/return_mean']:,.2f} ± {result['eval/return_std']:,.2f} ({spread})",
+        "return": f"{result['eval/return_mean']:,.2f} ± {result['eval/return_std']:,.2f}{spread}",
         "length": f"{result['eval/length_mean']:,.1f}",
     }
     own = {key.removeprefix("eval/"): x for key, x in result.items() if key.startswith("eval/")}  # any algorithm's

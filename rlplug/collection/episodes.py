@@ -69,10 +69,10 @@ class EpisodeStats:
 
     def add_whole(self, batch: Batch) -> None:
         """Add the episodes of a job, as environment -1: jobs have environments of their own."""
-        lengths = batch["length"].tolist()
-        every = [(self, batch["return"]), *((x, batch["returns"][name]) for name, x in self.groups.items())]
-        for stats, returns in every:
-            stats._finished += [(total, n, -1) for total, n in zip(returns.tolist(), lengths, strict=True)]
+        alive = (part["alive"][batch["valid"]] for part in groups_of(batch).values() if "alive" in part)
+        self.agent_steps += sum(int(x.sum()) for x in alive)
+        for stats, totals in (self, batch["return"]), *((x, batch["returns"][n]) for n, x in self.groups.items()):
+            stats._finished += zip(totals.tolist(), batch["length"].tolist(), [-1] * len(totals), strict=True)
 
     def drain(self) -> list[tuple[Any, ...]]:
         """Return (return, length, environment, return of every group) of the episodes ended since the last call.

@@ -99,10 +99,11 @@ def opened(words: Iterable[str]) -> list[str]:
             word = f"{own[2] or own[1]}.entry_point={own[3]}"
         if word.startswith("algo."):
             word = re.sub(r"\b(algo|\w*model):(\w+)(?=[,}])", r"\1:{name:\2}", word)
-            if (chosen := re.fullmatch(r"(algo\.(\w+\.)*(?:algo|\w*model))=((?!null)[a-z]\w*)", word)) is not None:
+            word = re.sub(r"=\{([^{}]*),(name:\w+)", r"={\2,\1", word)  # the name first
+            if chosen := re.fullmatch(r"(algo\.(\w+\.)*(?:algo|\w*model))=((?!null)[a-z]\w*|\{name:.*)", word):
                 found += [f"~{chosen[1]}"] * (chosen[2] is None)  # other settings were for another algorithm
-                word = f"{chosen[1]}.name={chosen[3]}"
-            word = f"++{word}" if re.match(r"algo\.(algo|policies|\w*model)(\.[^.=]+)+=", word) else word
+                word = word if "{" in word else f"{chosen[1]}.name={chosen[3]}"
+            word = f"++{word}" if re.match(r"algo\.(algo|policies|\w*model)(\.[^.=]+)*=", word) else word
         found.append(word)
     return found
 
@@ -214,7 +215,6 @@ def is_selected(kind: str, name: str) -> bool:
 def unreadable(error: yaml.MarkedYAMLError) -> ConfigError:
     """Return the error for a file that is not valid YAML."""
     mark = error.problem_mark or error.context_mark
-    where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-    name = mark.name if mark else ""
+    where, name = (f", line {mark.line + 1}, column {mark.column + 1}", mark.name) if mark else ("", "")
     file = next((str(file) for files in presets().values() for file in files if str(file.path) == name), name)
     return ConfigError("", f"{file} is not valid YAML: {error.problem}{where}")

@@ -24,7 +24,7 @@ from rlplug.data.recorder import digest, episode_files
 from rlplug.distributed.torch_setup import set_up_torch
 from rlplug.envs.spec_json import mismatch
 from rlplug.estimation.estimation import Estimation
-from rlplug.evaluation.evaluator import Evaluator
+from rlplug.evaluation.evaluator import Evaluator, evaluates_itself
 from rlplug.pretrained import adopt
 from rlplug.types import ConfigError, Mode
 
@@ -78,18 +78,20 @@ def evaluate(
         ctx.needs = replace(ctx.needs, recorded=recorded_keys(ctx.spec, ctx.needs))
         keys = [key for key in (*ctx.needs.keys, *ctx.needs.recorded) if key != "logp" or mode != "greedy"]
     with closing(Evaluator(make, algorithm, ctx, core.eval, normalize, keys=keys)) as evaluator:
-        if mode == "greedy" and files is None:
+        if mode != "greedy" or files is not None:
+            evaluator.job = replace(evaluator.job, mode=mode)
+        if files is None:
             metrics, played = evaluator.evaluate(lambda jobs, w: [evaluator.play(j, checkpoint.steps, w) for j in jobs])
         else:
-            job = replace(evaluator.job, mode=mode)
-            played = evaluator.play(job, checkpoint.steps)
+            played = evaluator.play(evaluator.job, checkpoint.steps)
             metrics = evaluator.metrics(played)
-            if files is not None and played:
+            if played:
                 files.add_all(played)
     if not played:
         raise ConfigError("eval.timeout_s", f"no episode ended within {core.eval.timeout_s:g} seconds; raise it")
-    extremes = {f"eval/return_{name}": getattr(played["return"], name)().item() for name in ("min", "max")}
-    return _about(checkpoint, core, len(played["return"])) | metrics | extremes
+    if files is not None or not evaluates_itself(algorithm):  # else its return may be another one
+        metrics |= {f"eval/return_{name}": getattr(played["return"], name)().item() for name in ("min", "max")}
+    return _about(checkpoint, core, len(played["return"])) | metrics
 
 
 def stage(path: str | Path, overrides: Sequence[str], tell: Callable[[str], None]) -> tuple[Any, ...]:

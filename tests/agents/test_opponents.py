@@ -13,6 +13,7 @@ import torch
 from rlplug import load
 from rlplug.cli import main
 from rlplug.config import compose
+from rlplug.plugins.algo.league import League
 from rlplug.results.evaluate import evaluate
 from rlplug.run.build import build
 from rlplug.types import ConfigError
@@ -52,6 +53,38 @@ def test_a_league_is_evaluated_against_another_run(runs, capsys):
     assert result["eval/return_mean"] == pytest.approx(result["eval/wins"] - result["eval/losses"])
     assert result["eval/wins"] + result["eval/losses"] > 0  # in self-play, the mean of both seats would be 0
     assert not [key for key in result if key.startswith("eval/against/")]
+
+
+@pytest.mark.parametrize("how", ["explore", "random", "record"])
+def test_the_other_run_is_the_opponent_of_every_evaluation(runs, tmp_path, monkeypatch, how):
+    opponents = set[int]()
+    match = League.match
+
+    def noted(self, *args):
+        drawn, seats = match(self, *args)
+        opponents.update(drawn.tolist())
+        return drawn, seats
+
+    monkeypatch.setattr(League, "match", noted)
+    words = [f"record.path={tmp_path}"] if how == "record" else []
+    mode = "greedy" if how == "record" else how
+    result = evaluate(runs / "league", ["eval.episodes=40", *words], mode=mode, against={"": str(runs / "league")})
+    assert opponents == {0}
+    assert (result["eval/return_std"] > 0) == (how != "record")  # what is recorded has the return of both players
+
+
+def test_an_evaluation_that_explores_meets_every_policy_alike(runs):
+    result = evaluate(runs / "league", ["eval.episodes=40"], mode="explore")
+    assert result["eval/wins"] + result["eval/losses"] > 0
+    assert "eval/return_min" not in result  # that of both seats would be 0
+
+
+def test_opponents_of_an_evaluation_are_those_that_it_names(runs):
+    team = load(runs / "league").algorithm
+    team.pool.odds[1] = 1.0
+    uniform = (torch.arange(300) + 0.5) / 300
+    for mode in ("greedy", "explore", "random"):
+        assert team.match(uniform, uniform, mode)[0].unique().tolist() == [1]
 
 
 @pytest.mark.parametrize(

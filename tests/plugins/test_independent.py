@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from rlplug import tree
-from rlplug.config import compose
+from rlplug.config import compose, default_node
 from rlplug.plugins.algo.a2c import A2C
 from rlplug.run.build import build
 from rlplug.types import ConfigError
@@ -253,6 +253,13 @@ def test_a_nested_algorithm_is_chosen_by_name(tmp_path):
     node = compose(words).raw["algo"]["algo"]
     assert (node["name"], node["gamma"]) == ("a2c", 0.9)
     assert "num_sgd_iter" not in node
+
+
+@pytest.mark.parametrize("node", ["{name:a2c,gamma:0.9}", "{gamma:0.9,name:a2c}"])
+def test_a_nested_algorithm_is_chosen_with_its_settings(node):
+    """The others are those of its YAML file."""
+    found = compose(("algo=independent", "env=two_carts", *QUIET, f"algo.algo={node}")).raw["algo"]["algo"]
+    assert found == default_node("algo", "a2c", {"gamma": 0.9})
 
 
 def test_ids_need_vectors(tmp_path):

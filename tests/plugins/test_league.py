@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,9 +12,11 @@ import torch
 from rlplug.api import Algorithm
 from rlplug.cli import main
 from rlplug.config import compose
+from rlplug.config.schema import parse
 from rlplug.context import EnvShard
 from rlplug.plugins.algo.league import ITSELF, League, Pool
 from rlplug.run.build import build, start
+from rlplug.testing.rank_pool import ranks
 from rlplug.trainer.trainer import Trainer
 from rlplug.types import Batch
 
@@ -137,14 +140,30 @@ def test_a_full_pool_replaces_its_oldest_copy_and_results_fade(run):
     assert pool.results[:, 0].tolist() == [8.0, 2.0, 4.0]
 
 
+def rated(fabric: Any, raw: Any) -> list[float]:
+    made = build(parse(raw), Path(), fabric)
+    with closing(made):
+        made.loop.run(made)
+        pool = league(made).pool
+        return [pool.rating.item(), *pool.elo.tolist(), *pool.results.flatten().tolist()]
+
+
+def test_two_ranks_rate_the_games_of_one():
+    """Ratings depend on the order of games."""
+    words = [*RUN, "env=tictactoe", "tuned=none", "algo.every=1", "algo.size=3", "total_steps=512"]
+    alone = rated(None, compose(words).raw)
+    assert len({*alone}) > 6
+    assert ranks(2)(rated, compose([*words, "hardware=2cpu"]).raw) == [alone, alone]
+
+
 def test_elo_rises_by_what_a_result_surprises(run):
     pool = league(run).pool
     pool.add(decay=1.0)
     pool.rating.fill_(400.0)
-    pool.record(torch.tensor([0]), torch.tensor([-1.0]), k=11.0)
+    pool.record([[0, -1]], k=11.0)
     assert pool.rating.item() == pytest.approx(400 - 11 * 10 / 11)  # expected: 10 wins of 11
     assert pool.results[0].tolist() == [0, 0, 1]
-    pool.record(torch.tensor([0, 0]), torch.tensor([1.0, 0.0]), k=11.0)
+    pool.record([[0, 1], [0, 0]], k=11.0)
     assert pool.results[0].tolist() == [1, 1, 1]
     assert pool.winrates().tolist() == [0.5]
 

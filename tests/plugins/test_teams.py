@@ -91,6 +91,15 @@ def test_a_run_ends_after_a_number_of_actions_of_agents(tmp_path):
     assert "agent_steps reached" in json.loads((again / "summary.json").read_text())["stopped"]
 
 
+def test_actions_of_agents_in_whole_episodes_count(tmp_path):
+    words = ("algo=mappo", "env=two_carts", *QUIET, "tuned=none", "num_envs=4", "rollout_fragment_length=32")
+    words = (*words, "loop=episodes", "algo.num_sgd_iter=1", "eval.episodes=1", "total_steps=2000")
+    assert main([*words, "stop={agent_steps: 900}", f"hydra.run.dir={tmp_path}"]) == 0
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert "agent_steps reached" in summary["stopped"]
+    assert 900 / 2 < summary["env_steps"] < 2000
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("algo", ["qmix", "maddpg"])
 def test_actors_change_nothing_where_the_loop_waits_for_all(tmp_path, algo):

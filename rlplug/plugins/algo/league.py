@@ -36,7 +36,8 @@ class Pool(nn.Module):
         added: number of copies so far, of which the latest are in the pool.
         results: wins, draws and losses of the learner, ``[size, 3]``, discounted by ``decay`` at every new copy.
         elo: rating of each policy when it was added, ``[size]``; ``rating``: of the learner, 0-d.
-        odds: how often a greedy learner meets each policy, ``[size]``; all 0: it plays both seats itself.
+        odds: how often the learner meets each policy, ``[size]``; all 0: as in training if it explores, else it plays
+            both seats itself.
     """
 
     added: Tensor
@@ -92,10 +93,10 @@ class Pool(nn.Module):
         self.results[place] = 0.0
         self.elo[place] = self.rating
 
-    def record(self, opponent: Tensor, outcome: Tensor, k: float) -> None:
-        """Count games ``[n]`` with the ``outcome`` 1, 0 or -1 for the learner, and update its Elo rating."""
-        for one, won in zip(opponent.long().tolist(), outcome.tolist(), strict=True):
-            self.results[one, 1 - int(won)] += 1
+    def record(self, games: list[list[int]], k: float) -> None:
+        """Count games, which end with their opponent and 1, 0 or -1 for the learner, and update its Elo rating."""
+        for *_, one, won in games:
+            self.results[one, 1 - won] += 1
             expected = 1 / (1 + 10 ** ((self.elo[one] - self.rating) / 400))
             self.rating += k * ((won + 1) / 2 - expected)
 
@@ -181,11 +182,11 @@ class League(Algorithm):
 
     def match(self, opponent: Tensor, seat: Tensor, mode: Mode) -> tuple[Tensor, Tensor]:
         """Choose opponents and the learner's seats by uniform numbers ``[B]``."""
-        seats, explores = (seat * 2).long(), mode == "explore"
-        weights = self.weights() if explores else self.pool.odds[: len(self.pool.members)]
-        if mode == "random" or not weights.sum():
+        seats, weights, alone = (seat * 2).long(), self.pool.odds[: len(self.pool.members)], 0.0
+        if mode == "explore" and not weights.any():
+            weights, alone = self.weights(), self.cfg.self_play
+        if not weights.sum():
             return torch.full_like(seats, ITSELF), seats
-        alone = self.cfg.self_play if explores else 0.0
         bounds = torch.cat([weights.new_tensor([alone]), (1 - alone) * weights / weights.sum()]).cumsum(0)
         return torch.searchsorted(bounds[:-1], opponent.double(), right=True) + ITSELF, seats
 
@@ -206,14 +207,16 @@ class League(Algorithm):
         return rows | {"valid": rows["valid"] & rows["mine"]}
 
     def observe(self, segment: Segment, learner: Learner) -> None:
-        """Record the results of ended games against copies: the sign of the learner's return."""
+        """Record the results of ended games against copies: the sign of the learner's return.
+
+        Ratings depend on the order of games, which is that of rows and environments with any number of ranks.
+        """
         batch = segment.batch
         mine, opponent = batch["mine"][:-1], batch["opponent"][:-1, :, 0]
         over = ended(batch) & (opponent != ITSELF)
         returns = torch.where(mine, batch["score"][1:], 0.0).sum(-1)
-        found = torch.stack([opponent[over].double(), returns[over].sign().double()], 1)
-        games = learner.gather(found)
-        self.pool.record(games[:, 0], games[:, 1], self.cfg.elo_k)
+        games = learner.gather(torch.stack([over.nonzero()[:, 0], opponent[over], returns[over].sign().long()], 1))
+        self.pool.record(games[games[:, 0].argsort(stable=True)].tolist(), self.cfg.elo_k)
         self.learner.observe(replace(segment, batch=self.rows(batch)), learner)
 
     def prepare(self, batch: Batch) -> Batch:
@@ -266,7 +269,8 @@ class League(Algorithm):
             self.learner.load_state_dict(weights)
             return
         if not policy:
-            self.pool = Pool(self.learner, self.cfg.size).to(self.pool.rating.device)
+            rating, self.pool = self.pool.rating, Pool(self.learner, self.cfg.size).to(self.pool.rating.device)
+            self.pool.rating, self.pool.odds[0] = rating, 1.0
         if len(self.pool.names) == self.cfg.size:
             raise ConfigError("algo.size", f"{self.cfg.size} is too small for the policies of init_from and a copy")
         self.pool.keep(policy or "opponent", weights)
