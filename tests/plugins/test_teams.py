@@ -22,6 +22,13 @@ GAME = (
     *("exploration.epsilon_greedy.epsilon=1.0", "algo.opt_type=adam", "algo.lr=0.01"),
     *("algo.target_network_update_freq=200", "num_steps_sampled_before_learning_starts=200"),
 )
+SMALL = "algo.algo.sgd_minibatch_size=16"
+REPLAYED = (
+    "train_batch_size=8",
+    "num_steps_sampled_before_learning_starts=64",
+    "replay_ratio=0.1",
+    "buffer.capacity=400",
+)
 
 
 @pytest.mark.parametrize(
@@ -101,16 +108,20 @@ def test_actions_of_agents_in_whole_episodes_count(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("algo", ["qmix", "maddpg"])
-def test_actors_change_nothing_where_the_loop_waits_for_all(tmp_path, algo):
-    words = (
-        *(f"algo={algo}", "env=two_step", *QUIET, "tuned=none", "num_envs=4", "rollout_fragment_length=4"),
-        *("total_steps=400", "train_batch_size=8", "num_steps_sampled_before_learning_starts=64", "replay_ratio=0.1"),
-        *("buffer.capacity=400", "hardware.actors.num_cpus=0.25"),
-    )
+@pytest.mark.parametrize(
+    "words",
+    [
+        *((f"algo={algo}", "env=two_step", "rollout_fragment_length=4", *REPLAYED) for algo in ("qmix", "maddpg")),
+        ("algo=league", "env=tictactoe", "rollout_fragment_length=16", "algo.every=1", "algo.size=3", SMALL),
+        ("algo=mappo", "env=two_carts", "rollout_fragment_length=16"),
+    ],
+    ids=lambda words: words[0],
+)
+def test_actors_change_nothing_where_the_loop_waits_for_all(tmp_path, words):
+    words = (*words, *QUIET, "tuned=none", "num_envs=4", "total_steps=400", "hardware.actors.num_cpus=0.25")
     runs = tmp_path / "one", tmp_path / "two"
     for run, count in zip(runs, (0, 2), strict=True):
         assert main([*words, f"hardware.actors.count={count}", f"hydra.run.dir={run}"]) == 0
     parts = compare_runs(*runs)
     assert parts["weights"][0] > 10
-    assert [name for part in ("weights", "buffer") for name in parts[part][1]] == []
+    assert [name for part in ("weights", "buffer") if part in parts for name in parts[part][1]] == []
