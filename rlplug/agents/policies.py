@@ -49,7 +49,7 @@ class Policies(Algorithm):
     @classmethod
     def needs(cls, cfg: Any, spec: EnvSpec) -> Needs:
         if not spec.has_agents:
-            raise ConfigError("env", f"has one agent; {cls.__name__.lower()} learners need several, use its algo alone")
+            raise ConfigError("env", f"{cls.__name__.lower()} needs several agents, but gets one; use algo=ppo for one")
         return joint(cls.policies(cfg, spec))
 
     @classmethod

@@ -219,7 +219,7 @@ REFUSED = {
     "train": (("algo.train=[wolf]",), "algo.train", "there is no policy 'wolf'; the policies are north, south, base"),
     "nobody learns": (("algo.train=[]",), "algo.train", "no policy learns"),
     "continuous": (("algo.policies={base:{algo:td3}}",), "algo.policies.base.algo", "Discrete"),
-    "one agent": (("env=cartpole",), "env", "has one agent"),
+    "one agent": (("env=cartpole",), "env", "independent needs several agents, but gets one"),
     "gradients": (("algo.policies={base:{algo:a3c}}",), "algo.policies.base.algo", ""),
 }
 
