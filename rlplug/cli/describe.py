@@ -81,7 +81,7 @@ def facts(trainer: Trainer) -> dict[str, Any]:
         "loop": {
             "name": config.loop.name,
             "env_steps": None if counted else steps,
-            "updates": config.total_steps if counted else round(trainer.loop.updates(steps)),
+            "updates": config.total_steps if counted else trainer.loop.updates(steps) or None,  # None: not known before
         },
         "hardware": {
             "ranks": plan.world_size,
@@ -103,6 +103,8 @@ def _loop(trainer: Trainer) -> list[tuple[str, str]]:
     config, loop = trainer.config, trainer.loop
     if loop.unit == "updates":
         return [("loop", config.loop.name), ("  updates", f"total_steps={config.total_steps:,}")]
+    if loop.plays:
+        return [("loop", config.loop.name), ("  steps", f"total_steps={config.total_steps:,}, in whole episodes")]
     round_steps = config.rollout_fragment_length * config.num_envs
     rounds = config.total_steps // round_steps
     return [

@@ -51,6 +51,13 @@ def test_check(capsys: pytest.CaptureFixture[str]):
     assert "tuned for ppo on cartpole" in found["note"]
 
 
+def test_check_foresees_no_updates_of_whole_episodes(capsys: pytest.CaptureFixture[str]):
+    words = ("check", "algo=ppo", "env=cartpole", "loop=episodes", "total_steps=10_000", "num_envs=8")
+    assert printed(capsys, *words, "--json")["loop"] == {"name": "episodes", "env_steps": 9984, "updates": None}
+    assert main([*words]) == 0
+    assert "total_steps=10,000, in whole episodes" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("arguments", "key", "suggestion"),
     [
