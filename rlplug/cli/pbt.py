@@ -101,22 +101,28 @@ def main(overrides: Sequence[str], as_json: bool = False) -> int:
     rounds = -(-total // cfg.every)
     with jobs.pool(cfg.workers, cfg.ray) as train, run_dir.locked(folder, "hydra.sweep.dir"):
         tell(f"{cfg.members} members, {rounds} rounds of {cfg.every:,} {STEP[unit]}s, in {folder}")
-        sweeper.state(folder / STATE, about)
+        before = (sweeper.state(folder / STATE, about) or {"rounds": []})["rounds"]
         for number in range(rounds):
             members, until = population.next(), min((number + 1) * cfg.every, total)
+            if number + 1 < len(before):  # the next round was decided by these scores
+                for one, known in zip(members, before[number], strict=True):
+                    one.score = math.nan if known["score"] is None else known["score"]
+                continue
             _write(folder, about, population)
             stop = f"stop={{{unit}: {until}}}" if until < total else "stop=null"
             rounds_of = [_Job(folder, one, run.seed + i, found.fixed, stop) for i, one in enumerate(members)]
             for failed in train(rounds_of):
                 tell(f"{failed} failed, and will be replaced{jobs.hint(failed, cfg.workers)}")
-            for one in members:
-                done = run_dir.finished(folder / one.folder)
+            summaries = [run_dir.finished(folder / one.folder) for one in members]
+            for one, done in zip(members, summaries, strict=True):
                 one.score = math.nan if done is None or done.score is None else done.score
             _write(folder, about, population)
             scores = ", ".join(f"{one.score:,.1f}" for one in members)
             tell(f"round {number + 1}, {until:,} of {total:,} {STEP[unit]}s: eval/return_mean {scores}")
             if all(math.isnan(one.score) for one in members):
                 raise RunError(f"all members failed; see {folder / members[0].folder}.log")
+            if any(done and getattr(done, unit) >= total for done in summaries):
+                break  # the last update of a round may exceed it
     return _report(folder, population, total, STEP[unit], as_json)
 
 

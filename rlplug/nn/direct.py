@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any, TypeAlias
 
 import torch
 from gymnasium.spaces import Box, Discrete
+from pydantic import Field
 from torch import Tensor, nn
 
 from rlplug.nn.distributions import Categorical
 from rlplug.nn.heads import Draws
 from rlplug.nn.module import Module
 from rlplug.types import Batch, Mode
+
+Candidates: TypeAlias = Annotated[int, Field(gt=0, le=2**19)]
+"""number of candidates or directions; the jobs of an update have at most 2**20 numbers"""
 
 
 class DirectPolicy(Module):

@@ -39,9 +39,9 @@ class Callbacks:
     def __init__(self, policy: BehaviorPolicy, is_async: bool, estimator: Estimation | None, identity: str) -> None:
         self.identity = identity  # identity of the run, in its checkpoints and recorded files
         metric = policy.curriculum.metric if policy.curriculum else ""
-        timed = metric.startswith("time/" if policy.config.eval.timeout_s is None else ("time/", "eval/"))
-        if timed or (metric.startswith("eval/") and is_async):
-            why = "depends on the machine" if timed else "arrives late from an evaluating actor"
+        timed = metric.startswith(("time/", "system/", *["eval/"] * (policy.config.eval.timeout_s is not None)))
+        if timed or (metric.startswith("eval/") and (is_async or not policy.config.eval.every)):
+            why = "depends on the machine" if timed else "arrives late from an actor, or only at the end (eval.every=0)"
             raise ConfigError(METRIC_KEY, f"{metric} {why}, so tasks would not be reproducible; use another")
         self.stopping = Stopping(policy.config.stop or {}, {metric: METRIC_KEY} if metric else {})
         self.log = MetricsLog(policy.config.log, self.stopping)

@@ -88,6 +88,29 @@ def test_an_interrupted_sweep_equals_one_that_was_not_interrupted(tmp_path):
     assert (tmp_path / "whole/lineage.svg").exists()
 
 
+def test_a_sweep_ends_with_the_round_whose_last_update_reaches_total_steps(tmp_path, capsys):
+    words = ["env=pendulum", "algo=es", "algo.stepsize=interval(1e-3,1e-1)", "algo.episodes_per_batch=2"]
+    words += ["hardware=cpu", "logger.only=[]", "eval.episodes=1", "eval.every=0", "total_steps=700", "tuned=none"]
+    words += ["sweeper=pbt", "sweeper.members=2", "sweeper.every=500", "sweeper.workers=0"]
+    assert main(["-m", *words, f"hydra.sweep.dir={tmp_path / 'pop'}"]) == 0
+    assert len(json.loads((tmp_path / "pop" / pbt.STATE).read_text())["rounds"]) == 1
+    assert "round 1, " in capsys.readouterr().err
+
+
+def test_a_continued_sweep_keeps_the_scores_that_decided_its_rounds(tmp_path):
+    """Also of a member that failed and was replaced, which is not trained again."""
+    words = ["-m", *TINY, "sweeper.members=2", "sweeper.workers=0", f"hydra.sweep.dir={tmp_path}"]
+    assert main(words) == 0
+    state = json.loads((tmp_path / pbt.STATE).read_text())
+    replaced = next(i for i, one in enumerate(state["rounds"][1]) if one["parent"] != f"round_000/member_{i}")
+    state["rounds"][0][replaced]["score"] = None
+    (tmp_path / pbt.STATE).write_text(json.dumps(state))
+    shutil.rmtree(tmp_path / f"round_000/member_{replaced}")
+    assert main(words) == 0
+    assert json.loads((tmp_path / pbt.STATE).read_text())["rounds"] == state["rounds"]
+    assert not (tmp_path / f"round_000/member_{replaced}").exists()
+
+
 def require_equal(one: Path, other: Path) -> None:
     files = sorted(path.relative_to(one) for path in one.glob("round_*/member_*/checkpoints/step_*/weights.pt"))
     assert len({path.parts[0] for path in files}) == 3

@@ -222,6 +222,13 @@ def test_evaluations_are_recorded(mode, tmp_path):
     assert fingerprints(tmp_path / "eval") == again  # the same episodes, once
 
 
+def test_an_evaluation_of_a_run_that_recorded_records_only_if_asked(tmp_path):
+    run = start(tmp_path, "env=cartpole")
+    before = sorted(path.name for path in (tmp_path / "data").iterdir())
+    evaluate(run, ["eval.episodes=5"], tell=print)
+    assert sorted(path.name for path in (tmp_path / "data").iterdir()) == before
+
+
 @pytest.mark.parametrize("word", ["eval.episodes=2", "record.format=json", "env.max_episode_steps=9"])
 def test_evaluations_of_other_settings_are_recorded_beside_each_other(word, tmp_path):
     run = start(tmp_path, "env=cartpole")

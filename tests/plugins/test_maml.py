@@ -211,6 +211,10 @@ REFUSED = {
         ("preprocess.scale_reward=0.1",),
         "preprocess.scale_reward: changes the environment's rows, but maml adapts to raw rows; use the default",
     ),
+    "a rank without tasks": (
+        ("num_envs=2", "hardware=2cpu", "algo.meta_batch_size=1"),
+        "algo.meta_batch_size: 1 tasks leave some of 2 ranks without one; use 2 or more",
+    ),
     "curriculum": (("curriculum=plr",), "curriculum: plr chooses the tasks of rollouts, but loop=meta plays jobs"),
     "curiosity": (("exploration=[icm]",), "exploration.icm: rewards rows that the learner samples, but maml uses no"),
     "actors": (

@@ -214,6 +214,16 @@ REFUSED = {
     ),
     "more used than played": ("algo=ars", "algo.rollouts_used=99", "algo.rollouts_used: 99 of num_rollouts=32"),
     "recurrent": ("algo=es", "model=lstm", "model: ES cannot learn with a recurrent model; use another model"),
+    "too many": (
+        "algo=es",
+        "algo.episodes_per_batch=2000000",
+        "algo.episodes_per_batch: 2000000 is out of range",
+    ),
+    "beyond memory": (
+        "algo=cem",
+        "model=mlp algo.population=500000 model.hidden=[4096,4096]",
+        "algo.population: the weights of 62,500 elite candidates would need 3,914 GiB",
+    ),
     "no elite": ("algo=cem", "algo.population=1", "algo.population: 1 candidate has no elite; use 2 or more"),
     "another loop": ("algo=ppo", "loop=population", "loop: population plays candidates, for which PPO cannot be asked"),
     "curiosity": (
@@ -226,7 +236,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("words", REFUSED.values(), ids=REFUSED)
 def test_what_does_not_fit_is_refused(words, capsys, tmp_path):
-    assert main([*SMALL, *words[:2], f"hydra.run.dir={tmp_path / 'run'}"]) == 2
+    assert main([*SMALL, words[0], *words[1].split(), f"hydra.run.dir={tmp_path / 'run'}"]) == 2
     assert words[2] in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
 

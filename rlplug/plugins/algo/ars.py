@@ -10,7 +10,7 @@ from gymnasium.spaces import Box, Discrete
 
 from rlplug.api import Algorithm, Context, Learner, Losses, Needs, Optim
 from rlplug.functional.evolution import ars_weights
-from rlplug.nn.direct import DirectPolicy, noise_of
+from rlplug.nn.direct import Candidates, DirectPolicy, noise_of
 from rlplug.settings import NonNegativeFloat, PositiveFloat, PositiveInt, Scheduled, UnitFloat, option, settings
 from rlplug.types import Batch, ConfigError, EnvSpec, Mode, Weights
 
@@ -26,7 +26,7 @@ class ARS(Algorithm):
 
     @settings
     class Config:
-        num_rollouts: PositiveInt = option("Directions of an update; each has two candidates.")
+        num_rollouts: Candidates = option("Directions of an update; each has two candidates.")
         rollouts_used: PositiveInt = option("Best directions that make the step, by the higher of their two returns.")
         noise_stdev: PositiveFloat = option("Standard deviation of the noise on the weights.")
         sgd_stepsize: Scheduled[NonNegativeFloat] = option("Step size.")

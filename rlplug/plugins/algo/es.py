@@ -12,8 +12,8 @@ from gymnasium.spaces import Box, Discrete
 
 from rlplug.api import Algorithm, Context, Learner, Losses, Needs, Optim
 from rlplug.functional.evolution import centered_ranks, mirrored_gradient
-from rlplug.nn.direct import DirectPolicy, noise_of
-from rlplug.settings import NonNegativeFloat, PositiveFloat, PositiveInt, Scheduled, UnitFloat, option, settings
+from rlplug.nn.direct import Candidates, DirectPolicy, noise_of
+from rlplug.settings import NonNegativeFloat, PositiveFloat, Scheduled, UnitFloat, option, settings
 from rlplug.types import Batch, ConfigError, EnvSpec, Mode, Weights
 
 
@@ -27,7 +27,7 @@ class ES(Algorithm):
 
     @settings
     class Config:
-        episodes_per_batch: PositiveInt = option("Candidates of a generation: mirrored pairs, so an even number.")
+        episodes_per_batch: Candidates = option("Candidates of a generation: mirrored pairs, so an even number.")
         noise_stdev: PositiveFloat = option("Standard deviation of the noise on the weights.")
         stepsize: Scheduled[NonNegativeFloat] = option("Learning rate of the optimizer.")
         optimizer: Literal["adam", "sgd"] = option("adam, or sgd with the momentum.")

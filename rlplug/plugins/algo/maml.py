@@ -71,6 +71,9 @@ class MAML(Algorithm):
     def __init__(self, cfg: Config, ctx: Context) -> None:
         super().__init__()
         self.cfg, self.ctx, group = cfg, ctx, ctx.spec.single_agent
+        if cfg.meta_batch_size < ctx.world_size:
+            said = f"{cfg.meta_batch_size} tasks leave some of {ctx.world_size} ranks without one; use {ctx.world_size}"
+            raise ConfigError("algo.meta_batch_size", f"{said} or more")
         self.policy = AdaptivePolicy(ctx.build("model", group.obs), group.action, cfg)
         self.lr, self.flat = ctx.schedule(cfg.lr), Flatten(group.obs)
         self.kl_coeff: Tensor
