@@ -174,7 +174,8 @@ PROOFS = {
         f"{algo}_{game}": Proof(f"algo={line} env={game}", blind=True)  # 275 and 250 at best
         for game in ("climbing", "penalty")
         for algo, line in (
-            *((algo, f"{algo} total_steps=20_000") for algo in ("independent", "mappo", "maddpg")),
+            *((algo, f"{algo} total_steps=20_000") for algo in ("independent", "mappo")),
+            ("maddpg", "maddpg total_steps=50_000"),
             *((f"qmix_{mixer}", f"qmix algo.mixer={mixer} total_steps=5_000") for mixer in ("qmix", "vdn", "none")),
         )
     },
