@@ -196,6 +196,7 @@ PROOFS = {
     "dreamerv3_frozenlake": Proof("algo=dreamerv3 env=frozenlake +env.kwargs.is_slippery=false", 1.0),
     "dreamerv3_pendulum_pixels": Proof("algo=dreamerv3 env=pendulum_pixels", -500),  # random: -1,256
     "dreamer_pendulum": Proof("algo=dreamer env=pendulum", -500),
+    "dreamer_pendulum_pixels": Proof("algo=dreamer env=pendulum_pixels", -1058),  # random: -1,256, standard error 66
     "alphazero_sparse_cartpole": Proof("algo=alphazero env=sparse_cartpole", 450),
     "linucb_linear_bandit": Proof("algo=linucb env=linear_bandit", 57, blind=True),  # 58.18 is the optimum
     "lints_linear_bandit": Proof("algo=lints env=linear_bandit", 57, blind=True),

@@ -42,6 +42,8 @@ def test_every_file_fits_its_schema(found: dict[str, Draft7Validator]):
     [
         ("algo", {"algo": {"name": "ppo", "gama": 0.9}}),
         ("algo", {"algo": {"name": "ppo", "gamma": 1.5}}),
+        ("env", {"env": {"name": "connect_four", "rows": 6}}),
+        ("env", {"name": "connect_four", "rows": 6}),
         ("algo", {"algo": {"name": "ppo", "lr": [[0, 1e-3], ["x", 0.0]]}}),
         ("algo", {"algo": {"name": "poo"}}),
         ("algo", {"total_step": 3}),
