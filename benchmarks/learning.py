@@ -171,7 +171,7 @@ PROOFS = {
     "qmix_two_step": Proof("algo=qmix env=two_step", 8),
     "qmix_vdn_two_step": Proof("algo=qmix env=two_step algo.mixer=vdn", 7, blind=True),
     **{
-        f"{algo}_{game}": Proof(f"algo={line} env={game}", blind=True)  # 275 and 250 at best
+        f"{algo}_{game}": Proof(f"algo={line} env={game}")  # 275 and 250 at best
         for game in ("climbing", "penalty")
         for algo, line in (
             *((algo, f"{algo} total_steps=20_000") for algo in ("independent", "mappo")),
