@@ -100,7 +100,7 @@ def opened(words: Iterable[str]) -> list[str]:
         if word.startswith("algo."):
             word = re.sub(r"\b(algo|\w*model):(\w+)(?=[,}])", r"\1:{name:\2}", word)
             word = re.sub(r"=\{([^{}]*),(name:\w+)", r"={\2,\1", word)  # the name first
-            if chosen := re.fullmatch(r"(algo\.(\w+\.)*(?:algo|\w*model))=((?!null)[a-z]\w*|\{name:.*)", word):
+            if chosen := re.fullmatch(r"(algo\.(?:algo|(\w+\.)+(?:algo|\w*model)))=((?!null)[a-z]\w*|\{name:.*)", word):
                 found += [f"~{chosen[1]}"] * (chosen[2] is None)  # other settings were for another algorithm
                 word = word if "{" in word else f"{chosen[1]}.name={chosen[3]}"
             word = f"++{word}" if re.match(r"algo\.(algo|policies|\w*model)(\.[^.=]+)*=", word) else word

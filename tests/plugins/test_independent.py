@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from rlplug import tree
-from rlplug.config import compose, default_node
+from rlplug.config import compose, composed, default_node
 from rlplug.plugins.algo.a2c import A2C
 from rlplug.run.build import build
 from rlplug.types import ConfigError
@@ -260,6 +260,11 @@ def test_a_nested_algorithm_is_chosen_with_its_settings(node):
     """The others are those of its YAML file."""
     found = compose(("algo=independent", "env=two_carts", *QUIET, f"algo.algo={node}")).raw["algo"]["algo"]
     assert found == default_node("algo", "a2c", {"gamma": 0.9})
+
+
+def test_an_option_whose_name_ends_like_a_models_is_no_node():
+    words = ("algo=slateq", "env=interest_evolution", "algo.choice_model=multinomial_proportional")
+    assert composed(words).algo.choice_model == "multinomial_proportional"
 
 
 def test_ids_need_vectors(tmp_path):
