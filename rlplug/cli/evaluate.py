@@ -58,6 +58,8 @@ def main(arguments: Sequence[str]) -> int:
     from rlplug.results.evaluate import evaluate  # here, because torch takes seconds to import
 
     against, overrides = opponents(overrides)
+    if against and "--record" in arguments:
+        raise ConfigError("against", "does not apply to --record, whose video shows the policy as it was trained")
     shown = {"video": str(video(path, overrides))} if "--record" in arguments else {}
     result = evaluate(path, overrides, tell, *(modes or ["greedy"]), against=against) | shown
     say(json.dumps(result) if "--json" in arguments else table(result))

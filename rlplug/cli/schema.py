@@ -70,11 +70,8 @@ def schemas() -> dict[str, Schema]:
     found = {
         group: _document(_run(nodes) if group in GLOBAL else nodes[group], nodes) for group in (*nodes, *GLOBAL[1:])
     }
-    either = {
-        "if": {"required": ["env"]},
-        "then": _run(nodes),
-        "else": nodes["env"],
-    }  # it chooses a model, too
+    # a file with the key env chooses more than the environment
+    either = {"if": {"required": ["env"]}, "then": _run(nodes), "else": nodes["env"]}
     found["env"] = _document(either, nodes)
     preprocess, *sweepers = [
         {"type": "object", "properties": _properties(config), "additionalProperties": False}

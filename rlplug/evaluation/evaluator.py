@@ -72,10 +72,10 @@ class Evaluator:
         if not evaluates_itself(self.algorithm):
             (batch,) = all_of([self.job], None)
             return self.metrics(batch), batch
-        played: dict[bool, list[Batch]] = {True: [], False: []}
+        mode, played = self.job.mode, dict[bool, list[Batch]]({True: [], False: []})
 
         def play(jobs: Sequence[Job], weights: NamedWeights | None = None) -> Iterator[tuple[Job, Batch]]:
-            asked = [replace(job, mode=self.job.mode) if job.mode == "greedy" else job for job in jobs]
+            asked = [replace(job, mode=mode) if mode == "random" or job.mode == "greedy" else job for job in jobs]
             for job, batch in zip(jobs, map(self.noted, all_of(asked, weights)), strict=True):
                 played[job.mode == "greedy"].append({key: batch[key] for key in ("return", "length")})
                 yield job, batch

@@ -72,7 +72,7 @@ def evaluate(
     checkpoint, raw, core, algorithm, ctx, normalize, make = stage(path, overrides, tell)
     manifest, keys, files = checkpoint.manifest, None, None
     adopt(algorithm, core, against, "against")
-    if any(re.match(r"\+*record\.path=", override) for override in overrides) and core.record.path is not None:
+    if any(re.match(r"\+*record(\.path)?=", override) for override in overrides) and core.record.path is not None:
         name = f"{manifest['run'][:12]}-eval-{checkpoint.steps}-{core.seed}-{mode}-{core.eval.episodes}-{digest(raw)}"
         files = episode_files(core, raw, ctx.spec, name, checkpoint=str(checkpoint.path), mode=mode)
         ctx.needs = replace(ctx.needs, recorded=recorded_keys(ctx.spec, ctx.needs))

@@ -73,6 +73,12 @@ def test_the_other_run_is_the_opponent_of_every_evaluation(runs, tmp_path, monke
     assert (result["eval/return_std"] > 0) == (how != "record")  # what is recorded has the return of both players
 
 
+def test_a_video_has_no_opponent_of_another_run(runs, capsys):
+    assert main(["evaluate", str(runs / "league"), f"against={runs / 'league'}", "--record"]) == 2
+    assert "against: does not apply to --record" in capsys.readouterr().err
+    assert not (runs / "league/videos").exists()
+
+
 def test_an_evaluation_that_explores_meets_every_policy_alike(runs):
     result = evaluate(runs / "league", ["eval.episodes=40"], mode="explore")
     assert result["eval/wins"] + result["eval/losses"] > 0

@@ -227,6 +227,8 @@ def test_an_evaluation_of_a_run_that_recorded_records_only_if_asked(tmp_path):
     before = sorted(path.name for path in (tmp_path / "data").iterdir())
     evaluate(run, ["eval.episodes=5"], tell=print)
     assert sorted(path.name for path in (tmp_path / "data").iterdir()) == before
+    evaluate(run, ["eval.episodes=5", f"record={{path: {tmp_path / 'data'}}}"], tell=print)
+    assert len([*(tmp_path / "data").iterdir()]) > len(before)
 
 
 @pytest.mark.parametrize("word", ["eval.episodes=2", "record.format=json", "env.max_episode_steps=9"])

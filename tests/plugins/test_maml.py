@@ -199,6 +199,8 @@ def test_a_resumed_run_ends_with_the_same_weights(tmp_path):
     assert summary["eval/return_mean"] == pytest.approx(summary["eval/episode_reward_mean_adapt_2"])
     again = evaluate(tmp_path / "run")
     assert all(again[key] == summary[key] for key in ("eval/return_mean", "eval/adaptation_delta"))
+    chance = evaluate(tmp_path / "run", mode="random")
+    assert chance["eval/episode_reward_mean"] != again["eval/episode_reward_mean"]  # also before the adaptation
 
 
 RECURRENT = "model: MAML cannot learn with a recurrent model"
