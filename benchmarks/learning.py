@@ -96,6 +96,11 @@ RAINBOW = {
 }
 """the switches of DQN, each by itself on top of the double target, which is on"""
 
+MAML = "algo=maml env=point_goals algo.eval_tasks=40"
+LAKE = (
+    "algo=ppo env=frozenlake_tasks num_envs=8 rollout_fragment_length=128 total_steps=300_000 algo.lr=1e-3 "
+    "algo.entropy_coeff=0.02 algo.num_sgd_iter=4 algo.sgd_minibatch_size=256 eval.every=20_000"
+)
 ACTORS, THREE_ACTORS = (f"hardware.actors.count={count} hardware.actors.num_cpus=0.5" for count in (2, 3))
 SHAPES = {"2cpu": "hardware=2cpu", "actors": f"hardware=cpu {ACTORS}", "2cpu_actors": f"hardware=2cpu {ACTORS}"}
 """hardware on which runs reach what they reach in one process"""
@@ -190,6 +195,14 @@ PROOFS = {
     "ars_cartpole": Proof("algo=ars env=cartpole", 475),
     "cem_cartpole": Proof("algo=cem env=cartpole", 475),
     "ars_swimmer": Proof("algo=ars env=swimmer", 340),
+    "maml_point_goals_without": Proof(f"{MAML} algo.inner_adaptation_steps=0"),
+    "maml_point_goals": Proof(MAML, above="maml_point_goals_without"),
+    "maml_point_goals_large_steps_first_order": Proof(f"{MAML} algo.inner_lr=4 algo.first_order=true"),
+    "maml_point_goals_large_steps": Proof(f"{MAML} algo.inner_lr=4", above="maml_point_goals_large_steps_first_order"),
+    "ppo_frozenlake_tasks_without": Proof(LAKE),
+    "ppo_frozenlake_tasks": Proof(
+        f"{LAKE} curriculum=threshold curriculum.stages=[{','.join(map(str, range(2, 13)))}] curriculum.level=0.8", 1.0
+    ),
     "mbmpo_pendulum_torch": Proof("algo=mbmpo env=pendulum_torch", -500),
     "mbmpo_cartpole_torch": Proof("algo=mbmpo env=cartpole_torch", 190),  # of 500
     "dreamerv3_cartpole": Proof("algo=dreamerv3 env=cartpole", 450),

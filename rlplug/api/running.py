@@ -37,7 +37,8 @@ class Run(Protocol):
     def report(self) -> None:
         """Log, evaluate and write a checkpoint, each if it is due.
 
-        A loop calls it between rounds (between updates if it does not collect), equally often on every rank.
+        A loop calls it between rounds (between updates if it does not collect), equally often on every rank. The
+        moments of normalized observations change here only: rollouts and jobs until the next call share them.
 
         Raises:
             RunError: a loss or gradient since the last call was not finite.

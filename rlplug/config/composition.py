@@ -50,9 +50,9 @@ def validated(config: DictConfig, hydra: Any, overrides: Sequence[str]) -> tuple
     try:
         run = parse(raw)
         typed = [word.lstrip("+").partition("=")[0] for word in overrides]
-        if "rollout" in run.buffer.cls.gives and "train_batch_size" in typed and "buffer" not in typed:
-            said = "applies to buffers that are sampled, but a rollout is used whole"
-            raise ConfigError("train_batch_size", f"{said}; set num_envs or rollout_fragment_length")
+        whole = "rollout" in run.buffer.cls.gives and run.loop.cls.gives_rows  # else it is that of a generation
+        if whole and "train_batch_size" in typed and "buffer" not in typed:
+            raise ConfigError("train_batch_size", "a rollout is used whole; set num_envs or rollout_fragment_length")
         return run, pair
     except ConfigError as error:
         words = command(hydra)

@@ -119,8 +119,7 @@ class Callbacks:
     def evaluate(self, trainer: Trainer) -> dict[str, float]:
         """Evaluate and report the result; raise ``Stopped`` if a stop is requested meanwhile."""
         self._poll_eval(trainer, wait=True)
-        result = self.evaluation.run(trainer)
-        self._evaluated(trainer, result, trainer.steps)
+        self._evaluated(trainer, result := self.evaluation.run(trainer), trainer.steps)
         return result
 
     def _estimate(self, trainer: Trainer) -> None:
@@ -139,8 +138,7 @@ class Callbacks:
 
     def _poll_eval(self, trainer: Trainer, wait: bool = False) -> None:
         """Report an asynchronous evaluation if it has finished."""
-        actors = self.evaluation.actors
-        if actors is None or not actors.playing:
+        if (actors := self.evaluation.actors) is None or not actors.playing:
             return
         with trainer.clock.phase("evaluate"):
             played = actors.wait(lambda: bool(trainer.agreement.asked) or not wait)

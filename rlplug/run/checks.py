@@ -74,7 +74,8 @@ def _loop(run: ResolvedRun) -> Refusals:
     yield (not run.config.checkpoint.buffer and (run.loop.one_pass or not loop.collects), "checkpoint.buffer",
            f"false leaves out rows that are collected again, but {name} reads them once; use true")
     for option, plain in {"normalize_obs": 0, "normalize_reward": 0, "scale_reward": 1, "clip_reward": None}.items():
-        why = "plans with a simulator" if needs.simulates else "adapts to raw rows" if needs.raw else ""
+        why = ("plans with a simulator" if needs.simulates else "adapts to raw rows" if needs.raw
+               else "compares their returns" if option.endswith("reward") and not run.loop.gives_rows else "")
         yield (why and getattr(run.config.preprocess, option) != plain, f"preprocess.{option}",
                f"changes the environment's rows, but {run.config.algo.name} {why}; use the default")
     for option in ("in_flight", "broadcast_interval"):
@@ -138,13 +139,12 @@ def _curriculum(run: ResolvedRun) -> Refusals:
     """Check that a curriculum has tasks to choose, and episodes to choose them for."""
     if (chosen := run.config.curriculum) is None:
         return
-    name, env, loop = chosen.name, run.config.env.name, run.config.loop
     yield (run.spec.tasks is None, "curriculum",
-           f"{name} chooses tasks, but env={env} has none; use another environment, or leave it out")
+           f"{chosen.name} chooses tasks, but env={run.config.env.name} has none; use another one, or leave it out")
     yield (run.config.data.path is not None, "curriculum",
-           f"{name} chooses the tasks of new episodes, but data.path is recorded; leave it out")
+           f"{chosen.name} chooses the tasks of new episodes, but data.path is recorded; leave it out")
     yield (run.loop.plays, "curriculum",
-           f"{name} chooses the tasks of rollouts, but loop={loop.name} plays jobs; leave it out")
+           f"{chosen.name} chooses the tasks of rollouts, but loop={run.config.loop.name} plays jobs; leave it out")
 
 
 def _hardware(run: ResolvedRun) -> Refusals:

@@ -60,12 +60,15 @@ class MetricsLog:
     def log(self, trainer: Trainer) -> None:
         """Log one row of means since the last one."""
         row = self._episodes(trainer)
-        row |= {f"train/{name}": x for name, x in (trainer.means.drain() | trainer.learner.steps.drain()).items()}
+        trained = trainer.means.drain() | trainer.learner.steps.drain()
+        row |= {f"train/{name}": x for name, x in trained.items()}
         own: Mapping[str, float] = trainer.buffer.metrics()
         ranks = trainer.learner.placement.exchange(own)
         row |= {f"buffer/{name}": sum(metrics[name] for metrics in ranks) for name in own}
         if (curriculum := trainer.policy.curriculum) is not None:
             row |= {f"curriculum/{name}": value for name, value in curriculum.metrics().items()}
+            if trained and curriculum.metric.startswith(("train/", "buffer/", "curriculum/", "updates", "env_steps")):
+                self.stopping.require(row, curriculum.metric)
         spent: Mapping[str, float] = trainer.collector.metrics()
         waiting = trainer.learner.placement.ranks.exchange(spent)
         row |= {f"time/{name}": float(np.mean([rank[name] for rank in waiting if rank])) for name in spent}

@@ -82,11 +82,11 @@ class Trainer(Run):
         self.agreement.conclude()
         self.learner.check_finite(wait=False)
         self.reports.report(self)
+        self.policy.normalizer.commit()
 
     def collect(self, mode: Mode = "explore") -> None:
         if self.loop.one_pass and self.progress.env_steps >= (recorded := self.collector.spec.steps or sys.maxsize):
             raise RunError(f"the dataset is used up: the loop reads it once and has read all of its {recorded} steps")
-        self.policy.normalizer.commit()
         self.ctx.schedules.refresh(self.steps)  # also of exploration modules
         with self.clock.phase("collect"):
             tasks = self.policy.curriculum and self.policy.curriculum.tasks()
@@ -108,7 +108,6 @@ class Trainer(Run):
         check_jobs(jobs, placement.parts if mine else 0)
         if store and data not in ("windows", "episodes"):
             raise RunError(f"store=True: needs a buffer of windows or episodes, but the algorithm learns from {data}")
-        self.policy.normalizer.commit()
         self.learner.hold(placement.parts == 1 or not mine)
         own = range(len(jobs))[placement.share(len(jobs))]
         whole = store or self.learner.observers or self.hooks.hook.rlplug_played.get_hookimpls()

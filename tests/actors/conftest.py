@@ -41,6 +41,7 @@ def play(words: tuple[str, ...], updates: int, disturb: Callable[[int, Trainer],
             warm = progress.env_steps >= loop.learning_starts
             if disturb is not None:
                 disturb(rounds, trainer)
+            trainer.policy.normalizer.commit()  # as run.report() does
             trainer.collect("explore" if warm else "random")
             rounds += 1
             due = progress.updates + 1 if loop.replay_ratio is None else loop.updates(progress.env_steps)

@@ -100,6 +100,7 @@ def test_gradients_of_two_actors_are_those_of_one_process():
         with closing(build(compose([*words, *more]), Path())) as trainer:
             start(trainer)
             for _ in range(4):
+                trainer.policy.normalizer.commit()  # as run.report() does
                 trainer.collect("explore")
                 while trainer.ready():
                     trainer.update()

@@ -1,8 +1,10 @@
 """Tasks of training episodes, and the curricula that choose them."""
 
+import csv
 from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
+from pathlib import Path
 
 import gymnasium
 import numpy as np
@@ -12,14 +14,18 @@ from gymnasium.spaces import Box, Discrete
 
 from rlplug import testing
 from rlplug.api import Segment
+from rlplug.checkpointing.format import find as checkpoint
+from rlplug.cli import main
 from rlplug.collection.segment import CORE
-from rlplug.config import compose
+from rlplug.config import compose, parse
 from rlplug.envs import EnvList, Maker, Subprocess, find, sample_tasks
 from rlplug.plugins.curriculum.plr import PLR
 from rlplug.plugins.curriculum.stages import Linear, Threshold
 from rlplug.plugins.env.frozen_lakes import FrozenLakes, has_way, lake
-from rlplug.run.build import build
+from rlplug.run.build import build, start
 from rlplug.run.launch import train
+from rlplug.testing.comparing import compare_runs
+from rlplug.testing.rank_pool import ranks
 from rlplug.types import ConfigError, RunError
 
 MAKE = Maker(
@@ -242,10 +248,81 @@ def test_what_cannot_work_is_refused_before_the_run(words, said, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("metric", "near"), [("eval/return_men", "eval/return_mean"), ("episode/returned", "episode/return")]
+    ("metric", "near"),
+    [
+        ("eval/return_men", "eval/return_mean"),
+        ("episode/returned", "episode/return"),
+        ("train/polic", "train/policy"),
+        ("curriculum/stages", "curriculum/stage"),
+    ],
 )
 def test_a_metric_that_is_not_logged_ends_the_run(metric, near, tmp_path):
     words = ["curriculum=threshold", "curriculum.stages=[2,3]", "curriculum.level=1", f"curriculum.metric={metric}"]
     config = compose([*LAKES, *SHORT, *words, "eval.every=32", "env.max_episode_steps=4"])
     with pytest.raises(RunError, match=rf"curriculum.metric: there is no such metric; did you mean {near}"):
         train(config, tmp_path / "run", tell=lambda line: None)
+
+
+KINDS = {
+    "linear": ["curriculum=linear", "curriculum.start=2", "curriculum.end=6", "curriculum.steps=300"],
+    "threshold": [
+        *("curriculum=threshold", "curriculum.stages=[2,3,4,5,6,7,8]", "curriculum.level=-1"),
+        "curriculum.metric=episode/return",
+    ],
+    "plr": ["curriculum=plr"],
+}
+QUIET = ["env=frozenlake_tasks", "algo=ppo", "tuned=none", "logger.only=[csv]", "eval.every=0", "eval.episodes=1"]
+QUIET += ["num_envs=2", "rollout_fragment_length=16", "algo.sgd_minibatch_size=32", "log.every=32", "model.hidden=[8]"]
+
+
+def state_of(run):
+    weights = checkpoint(run).tree("weights")
+    return {key: x.tolist() for key, x in weights["curriculum"].items()} if "curriculum" in weights else {}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_resumed_run_and_a_run_on_actors_choose_the_same_tasks(name, tmp_path):
+    words = [*QUIET, *KINDS[name], "env.max_episode_steps=6"]
+    whole, parts, actors = (tmp_path / part for part in ("whole", "parts", "actors"))
+    assert main([*words, "hardware=cpu", "total_steps=320", f"hydra.run.dir={whole}"]) == 0
+    assert main([*words, "hardware=cpu", "total_steps=320", "stop={updates: 4}", f"hydra.run.dir={parts}"]) == 0
+    assert state_of(parts) != state_of(whole) or name == "linear"  # which depends on the steps only
+    assert main(["resume", str(parts), "stop=null"]) == 0
+    on_actors = ("hardware.actors.count=2", "hardware.actors.num_cpus=0.25")
+    assert main([*words, "hardware=cpu", *on_actors, "total_steps=320", f"hydra.run.dir={actors}"]) == 0
+    compared = compare_runs(whole, parts)
+    assert compared["weights"][0] > 6
+    assert compared["weights"][1] == []
+    assert tasks_of(actors) == tasks_of(whole)
+    assert state_of(actors) == state_of(whole)
+
+
+def tasks_of(run):
+    with (run / "metrics.csv").open() as file:
+        rows = [row["curriculum/task"] for row in csv.DictReader(file)]
+    assert len({*rows}) > 2
+    return rows
+
+
+def played(fabric, raw):
+    """Return this rank's tasks of three rounds, and the state of the curriculum afterwards."""
+    trainer = build(parse(raw), Path(), fabric)
+    start(trainer)
+    tasks = []
+    for _ in range(3):
+        trainer.collect()
+        env = trainer.collector.player.env
+        tasks.append([int(x) for x in env._tasks])
+        trainer.policy.curriculum.read(1.0) if trainer.policy.curriculum.metric else None
+    state = {key: x.tolist() for key, x in trainer.policy.curriculum.state_dict().items()}
+    trainer.close()
+    return tasks, state
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_two_ranks_choose_the_tasks_of_one(name):
+    words = [*QUIET, *KINDS[name], "env.max_episode_steps=6"]
+    tasks, state = played(None, compose([*words, "hardware=cpu"]).raw)
+    one, two = ranks(2)(played, compose([*words, "hardware=2cpu"]).raw)
+    assert [a + b for a, b in zip(one[0], two[0], strict=True)] == tasks
+    assert one[1] == two[1] == state

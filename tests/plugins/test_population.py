@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -166,7 +167,7 @@ def updated(fabric: Any, raw: Any, kill: Callable[[], None] = lambda: None) -> A
             trainer.agreement.stop = 15 * (len(metrics) == 2)
             return losses
 
-        trainer.update, trainer.report = counted, trainer.agreement.conclude  # without files
+        trainer.update, trainer.reports = counted, SimpleNamespace(report=lambda run: None)  # without files
         kill()
         trainer.loop.run(trainer)
         state = {key: x.clone() for key, x in trainer.algorithm.state_dict().items()}
@@ -206,7 +207,42 @@ def test_a_resumed_run_ends_with_the_same_weights(tmp_path):
     assert all(torch.equal(x, resumed[key]) for key, x in weights.items())
 
 
+@pytest.mark.parametrize(
+    "words",
+    [(*RUNS["es"], "train_batch_size=1_000"), ("algo=ppo", "loop=episodes", "rollout_fragment_length=300")],
+    ids=["population", "episodes"],
+)
+def test_all_episodes_of_an_update_see_one_filter(words):
+    """And the next update another one; PPO's log-probabilities are those of the filter that acted."""
+    trainer: Any = build(compose([*SMALL, *words, "preprocess.normalize_obs=true"]), Path())
+    with closing(trainer):
+        start(trainer)
+        seen, updates, play, update = [], [], trainer.play, trainer.update
+
+        def played(*args: Any, **options: Any) -> Any:
+            seen[-1].append(trainer.policy.normalizer.obs["obs"].mean.tolist())
+            return play(*args, **options)
+
+        def counted(batch: Any) -> Any:
+            updates.append(update(batch))
+            seen.append([])
+            trainer.agreement.stop = 15 * (len(updates) == 3)
+            return updates[-1]
+
+        seen.append([])
+        trainer.play, trainer.update = played, counted
+        trainer.reports = SimpleNamespace(report=lambda run: None)
+        trainer.loop.run(trainer)
+        assert all(len(of) > 1 and of == of[:1] * len(of) for of in seen[:3]), seen
+        assert seen[0][0] != seen[1][0] != seen[2][0]
+
+
 REFUSED = {
+    "changed rewards": (
+        "algo=es",
+        "preprocess.clip_reward=1",
+        "preprocess.clip_reward: changes the environment's rows, but es compares their returns; use the default",
+    ),
     "a pair is missing": (
         "algo=es",
         "algo.episodes_per_batch=7",

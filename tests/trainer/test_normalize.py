@@ -201,6 +201,7 @@ def test_a_rollout_is_learnt_from_with_the_moments_it_was_acted_with():
     run = trainer("algo=ppo", "env=pendulum", "num_envs=4", "rollout_fragment_length=64", "algo.num_sgd_iter=1",
                   "algo.sgd_minibatch_size=256")  # fmt: skip
     for _ in range(3):
+        run.report()
         run.collect()
         assert float(run.update().metrics["kl"]) == pytest.approx(0.0, abs=1e-6)
     assert run.policy.normalizer.obs["obs"].mean.abs().max() > 0.01
@@ -234,6 +235,7 @@ def test_a_batch_that_a_loop_gives_is_seen_as_a_sample_is(form):
         raise SeenError
 
     run.collect()
+    run.report()
     (_, played), *_ = run.play([Job(0, episodes=2, max_steps=20)])
     assert played["reward"].min() < -2
     batch = {"flat": played, "by name": {"pre": played}, "twice by name": {"a": {"b": played}}}[form]
