@@ -47,13 +47,19 @@ def grid(n: int) -> torch.Tensor:
 
 @pytest.mark.parametrize(
     ("opponents", "shares"),
-    [("pfsp", [0.0, 0.75 * 0.9, 0.75 * 0.1]), ("uniform", [0.25] * 3), ("latest", [0.0, 0.75, 0.0])],
+    [
+        ("pfsp", [0.0, 0.75 * 0.9, 0.75 * 0.1]),
+        ("uniform", [0.25] * 3),
+        ("latest", [0.0, 0.75, 0.0]),
+        ("named", [0.75, 0.0, 0.0]),
+    ],
 )
 def test_opponents_are_drawn_as_configured(run, opponents, shares):
     own = league(run)
     own.cfg = type(own.cfg)(**vars(own.cfg) | {"opponents": opponents, "pfsp_power": 2.0})
     for _ in range(5):  # the newest is in place 1 of 3
         own.pool.add(decay=1.0)
+    own.pool.names.append("champion")
     # win rates 1, 1/4 and 3/4, whose weights are 0, 9/16 and 1/16
     own.pool.results[:] = torch.tensor([[1e9, 0.0, 0.0], [250e6, 0.0, 750e6], [750e6, 0.0, 250e6]])
     drawn, seats = own.match(grid(10_000), grid(10_000), "explore")
@@ -236,6 +242,7 @@ def test_scores_of_games_with_several_rounds_are_summed(tmp_path):
     [
         (["env=cartpole"], "env: has the agents"),
         (["env=chase"], "a league needs two players with equal spaces"),
+        (["env=tictactoe", "algo.opponents=named"], "algo.opponents: named, but init_from.policies names no policy"),
         (["env=tictactoe", "algo.opponents=best"], "algo.opponents: 'best' is none of the options"),
         (["env=tictactoe", "algo.size=0"], "algo.size: 0 is out of range"),
     ],

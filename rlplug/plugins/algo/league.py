@@ -117,8 +117,8 @@ class League(Algorithm):
     @settings
     class Config:
         algo: AlgoNode = option("Algorithm of the learner.")
-        opponents: Literal["pfsp", "uniform", "latest"] = option(
-            "pfsp: copies by how hard they are to beat; uniform: any copy; latest: the newest copy."
+        opponents: Literal["pfsp", "uniform", "latest", "named"] = option(
+            "pfsp: by how hard they are to beat; uniform: any; latest: the newest; named: those of init_from.policies."
         )
         pfsp_power: PositiveFloat = option("pfsp: a copy's weight is (1 - win rate) to this power.")
         self_play: UnitFloat = option("Fraction of episodes that the learner plays against itself.")
@@ -131,9 +131,8 @@ class League(Algorithm):
     def __init__(self, cfg: Config, ctx: Context) -> None:
         super().__init__()
         self.cfg, self.ctx, self.players = cfg, ctx, agents_of(ctx.spec)
-        own = spec_of(ctx.spec, self.players, "env")
-        child_needs = replace(ctx.needs, keys=tuple(key for key in ctx.needs.keys if key not in OWN))
-        self.learner: Algorithm = cfg.algo.build(ctx.child(own, child_needs, agents=2))
+        keys, own = tuple(key for key in ctx.needs.keys if key not in OWN), spec_of(ctx.spec, self.players, "env")
+        self.learner: Algorithm = cfg.algo.build(ctx.child(own, replace(ctx.needs, keys=keys), agents=2))
         self.pool = Pool(self.learner, cfg.size)
 
     @classmethod
@@ -195,9 +194,11 @@ class League(Algorithm):
         winrates = self.pool.winrates()
         if self.cfg.opponents == "pfsp":
             return (1 - winrates) ** self.cfg.pfsp_power
-        if self.cfg.opponents == "uniform":
-            return torch.ones_like(winrates)
-        return (torch.arange(len(winrates)) == self.pool.latest).double()
+        if self.cfg.opponents == "named" and not self.pool.names:
+            raise ConfigError("algo.opponents", "named, but init_from.policies names no policy of another run; add one")
+        places, last = torch.arange(len(winrates), device=winrates.device), self.pool.latest
+        met = {"uniform": places >= 0, "latest": places == last, "named": places < len(self.pool.names)}
+        return met[self.cfg.opponents].double()
 
     def rows(self, batch: Batch) -> Batch:
         """Return the rows of the learner as those of a single agent."""
@@ -228,8 +229,7 @@ class League(Algorithm):
             self.pool.add(self.cfg.decay)
         winrates = self.pool.winrates()
         metrics = {"elo": self.pool.rating, "pool": winrates.new_tensor(float(len(winrates)))}
-        if len(winrates):
-            metrics |= {"winrate": winrates.mean(), "winrate_min": winrates.min()}
+        metrics |= {"winrate": winrates.mean(), "winrate_min": winrates.min()} if len(winrates) else {}
         losses.metrics |= {name: value.float() for name, value in metrics.items()}
         return losses
 
@@ -248,8 +248,8 @@ class League(Algorithm):
         jobs += [replace(jobs[0], policies={"pool": f"against {j}"}) for j in kept]
         playing = ({"learner": f"as {i}", "pool": f"against {j}"} for i, j in pairs)
         jobs += [Job(0, who, episodes=self.cfg.payoff, mode="greedy") for who in playing]
-        names = [f"against/{pool.names[j]}" for j in kept]
-        names += [f"payoff/{pool.titles[i]}/{pool.titles[j]}" for i, j in pairs]
+        names, title = [f"against/{pool.names[j]}" for j in kept], pool.titles
+        names += [f"payoff/{title[i]}/{title[j]}" for i, j in pairs]
         (_, batch), *others = play([replace(job, number=i) for i, job in enumerate(jobs)], weights)
         returns = _returns(batch)
         metrics = {"eval/return_mean": returns.mean(), "eval/return_std": returns.std(correction=0)}
