@@ -183,6 +183,24 @@ def test_metrics_that_map_no_names_end_the_run():
         played(env, 1)
 
 
+def test_two_groups_of_a_butterfly_game_whose_agents_die():
+    """Knights and archers are killed by zombies; an episode ends when none is left."""
+    groups = {"knights": ["knight_*"], "archers": ["archer_*"]}
+    env = kit.make("pettingzoo", id="pettingzoo.butterfly.knights_archers_zombies_v11", groups=groups)
+    assert {name: len(group.agents) for name, group in env.spec.groups.items()} == {"knights": 2, "archers": 2}
+    row, died = env.reset([0, 1, 2]), 0
+    for _ in range(400):
+        alive = {name: row[name]["alive"].copy() for name in groups}
+        actions = {name: np.full((3, 2), 5, np.int64) for name in groups}  # all wait
+        row = env.step(actions)
+        for name in groups:
+            over = row[name]["terminated"]
+            died += int(over.sum())
+            assert not (over & ~alive[name]).any()
+            assert np.isfinite(row[name]["obs"]).all()
+    assert died > 3
+
+
 # ---- turns -----------------------------------------------------------------------------------------------------------
 
 

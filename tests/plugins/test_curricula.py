@@ -138,6 +138,7 @@ def test_linear_interpolates():
     curriculum = Linear(testing.config("curriculum/linear", start=[0, 1], end=[1, -1], steps=4), ctx)
     ctx.schedules.refresh(1)
     assert np.array_equal(curriculum.tasks(), np.array([[0.25, 0.5]], np.float32))
+    assert curriculum.metrics() == {"fraction": 0.25, "task_0": 0.25, "task_1": 0.5}
     assert curriculum.tasks().dtype == np.float32
 
 

@@ -35,6 +35,12 @@ def task_of(space: Space[Any] | None, value: Any, key: str) -> np.ndarray:
     return task
 
 
+def numbers(task: np.ndarray) -> dict[str, float]:
+    """Return a task as metrics: ``task``, or ``task_0``, ``task_1`` ... of an array."""
+    names = ["task"] if not task.shape else [f"task_{i}" for i in range(task.size)]
+    return dict(zip(names, map(float, task.flat), strict=True))
+
+
 class Linear(Curriculum):
     """Interpolates between two tasks over the steps of the run, rounded to integers where tasks are integers.
 
@@ -64,7 +70,7 @@ class Linear(Curriculum):
         return np.stack([self.task] * self.ctx.num_envs)
 
     def metrics(self) -> dict[str, float]:
-        return {"fraction": self.fraction.item()} | ({"task": float(self.task)} if not self.task.shape else {})
+        return {"fraction": self.fraction.item()} | numbers(self.task)
 
 
 class Threshold(Curriculum):
@@ -95,5 +101,4 @@ class Threshold(Curriculum):
             self.stage += int(self.stage < len(self.stages) - 1)
 
     def metrics(self) -> dict[str, float]:
-        task = self.stages[int(self.stage)]
-        return {"stage": float(self.stage)} | ({"task": float(task)} if not task.shape else {})
+        return {"stage": float(self.stage)} | numbers(self.stages[int(self.stage)])
