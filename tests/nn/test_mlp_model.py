@@ -1,7 +1,9 @@
 """The mlp component, built as a run builds it."""
 
+import warnings
 from copy import deepcopy
 
+import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
@@ -99,3 +101,15 @@ def test_a_million_choices_take_half_of_the_weights_and_a_copy_is_one():
         small.tables[0].weight.add_(1)
     assert torch.equal(twin(ids, {}, None)[0], before)
     assert not torch.equal(small(ids, {}, None)[0], before)
+
+
+@pytest.mark.parametrize(
+    ("shape", "warns"), [((4, 84, 84), True), ((64, 64, 3), True), ((7, 7, 3), False), ((84,), False)]
+)
+def test_large_images_should_not_be_flattened(shape, warns):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        build(space=spaces.Box(0, 255, shape, np.uint8))
+    said = [str(one.message) for one in caught]
+    assert bool(said) == warns
+    assert all("model: mlp flattens images" in one and "model=cnn" in one for one in said)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any, ClassVar
 
 import torch
@@ -10,9 +11,12 @@ from torch.nn import ModuleList
 
 from rlplug import nn
 from rlplug.api import Context, Model
-from rlplug.nn import Activation, Flatten, Init
+from rlplug.nn import Activation, Flatten, Init, is_image
 from rlplug.settings import PositiveInt, option, settings
 from rlplug.types import Batch, ConfigError
+
+LARGE = 32
+"""height and width of images that should not be flattened"""
 
 
 class MLP(Model):
@@ -32,6 +36,9 @@ class MLP(Model):
         super().__init__()
         if ctx.space is None:
             raise ConfigError("model", "mlp is built inside another component, which gives it the space of its input")
+        if is_image(ctx.space) and sorted(ctx.space.shape or ())[1] >= LARGE:
+            said = f"mlp flattens images of the shape {ctx.space.shape}; model=cnn has convolutions and learns faster"
+            warnings.warn(f"model: {said}", stacklevel=2)
         self.flatten = Flatten(ctx.space, embed=True)
         others = range(1, ctx.ensemble_size) if self.flatten.tables else ()  # each member has its own tables
         self.flattens = [self.flatten, *(Flatten(ctx.space, embed=True) for _ in others)]
