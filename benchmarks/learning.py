@@ -175,6 +175,8 @@ PROOFS = {
     },
     "qmix_two_step": Proof("algo=qmix env=two_step", 8),
     "qmix_vdn_two_step": Proof("algo=qmix env=two_step algo.mixer=vdn", 7, blind=True),
+    "qmix_none_two_step": Proof("algo=qmix env=two_step algo.mixer=none", blind=True),  # at most 7
+    "independent_two_step": Proof("algo=independent env=two_step total_steps=20_000", blind=True),
     **{
         f"{algo}_{game}": Proof(f"algo={line} env={game}")  # 275 and 250 at best
         for game in ("climbing", "penalty")
