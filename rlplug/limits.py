@@ -32,6 +32,8 @@ class Stopping:
         for metric, key in self.keys.items():
             if not METRIC.fullmatch(metric):
                 raise ConfigError(key, f"is no metric: should be {METRICS}")
+            if metric not in limits and metric in ("env_steps", "updates"):
+                raise ConfigError(key, f"{metric} is in no row of metrics; use curriculum=linear")
         for metric, limit in limits.items():
             found = re.fullmatch(r"([<>]?) *([-+.\de]+)", str(limit), re.I)
             if not found:

@@ -120,7 +120,7 @@ def main(overrides: Sequence[str], as_json: bool = False) -> int:
             scores = ", ".join(f"{one.score:,.1f}" for one in members)
             tell(f"round {number + 1}, {until:,} of {total:,} {STEP[unit]}s: eval/return_mean {scores}")
             if all(math.isnan(one.score) for one in members):
-                raise RunError(f"all members failed; see {folder / members[0].folder}.log")
+                raise RunError(f"all members failed{jobs.hint(folder / members[0].folder, cfg.workers)}")
             if any(done and getattr(done, unit) >= total for done in summaries):
                 break  # the last update of a round may exceed it
     return _report(folder, population, total, STEP[unit], as_json)
@@ -138,6 +138,8 @@ def prepared(overrides: Sequence[str]) -> tuple[PBT, sweeper.Searched]:
         if one.key_or_group == "stop":
             raise ConfigError("stop", "is set by pbt at the end of every round; use total_steps")
     for one in swept:
+        if one.key_or_group == "total_steps":
+            raise ConfigError("total_steps", "cannot be searched by pbt: all members train equally long")
         if why := fork.fixed(one.key_or_group):
             raise ConfigError(one.key_or_group, f"cannot be searched by pbt: {why}")
     found = sweeper.search("pbt", words, given, swept)

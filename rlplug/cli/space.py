@@ -29,9 +29,10 @@ class Choices:
         return self.values[int(rng.integers(len(self.values)))]
 
     def perturbed(self, value: str, factors: Sequence[float], rng: np.random.Generator) -> str:
-        """Return the value before or after ``value``."""
-        at = self.values.index(value) + (1 if rng.random() < 0.5 else -1)
-        return self.values[min(max(at, 0), len(self.values) - 1)]
+        """Return the value before or after ``value``; at an end, the one next to it."""
+        at, last = self.values.index(value), len(self.values) - 1
+        near = [i for i in (at - 1, at + 1) if 0 <= i <= last] or [at]
+        return self.values[near[int(rng.integers(len(near)))]]
 
 
 class Range(Choices):
@@ -40,7 +41,7 @@ class Range(Choices):
 
 @dataclass(frozen=True)
 class Interval:
-    """Numbers between two ends; integers if both ends are."""
+    """Numbers between two ends; integers if ``whole``."""
 
     low: float
     high: float
@@ -57,8 +58,13 @@ class Interval:
         return self.word(rng.uniform(self.low, self.high))
 
     def perturbed(self, value: str, factors: Sequence[float], rng: np.random.Generator) -> str:
-        """Return ``value`` times one of the ``factors``, inside the interval."""
-        return self.word(float(value) * factors[int(rng.integers(len(factors)))])
+        """Return ``value`` times one of the ``factors``, inside the interval; another value in any case.
+
+        An integer that no factor changes is moved by 1, and other values are drawn again.
+        """
+        tried = [float(value) * factors[i] for i in rng.permutation(len(factors))]
+        tried += [float(value) + step for step in rng.permutation([-1.0, 1.0])] if self.whole else []
+        return next((word for word in map(self.word, tried) if word != value), self.sample(rng))
 
     def word(self, value: float) -> str:
         """Return a value on the command line, moved into the interval."""
@@ -70,7 +76,7 @@ Space = Choices | Interval
 
 
 def spaces(overrides: Sequence[Override], values: Mapping[str, Sequence[str]]) -> dict[str, Space]:
-    """Return the search space of every swept key.
+    """Return the search space of every swept key; an interval between integers is one of integers.
 
     Args:
         values: words of the keys with single values.
@@ -87,7 +93,7 @@ def spaces(overrides: Sequence[Override], values: Mapping[str, Sequence[str]]) -
         low, high = float(value.start or 0), float(value.end or 0)
         if not low < high < math.inf:
             raise ConfigError(one.key_or_group, f"interval({low:g},{high:g}) is empty: write the smaller end first")
-        whole = isinstance(value.start, int) and isinstance(value.end, int)
+        whole = low.is_integer() and high.is_integer()
         log = low > 0 and ("log" in value.tags or high / low >= RATIO)
         found[key] = Interval(low, high, log, whole)
     return found

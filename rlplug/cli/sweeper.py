@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import importlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
@@ -67,6 +67,8 @@ def settings(config: type[T], overrides: Sequence[str]) -> tuple[T, list[str]]:
     changes = OverridesParser.create().parse_overrides([word for word in own if not word.startswith("sweeper=")])
     node: dict[str, Any] = OmegaConf.to_container(composed([f"+{chosen}"]).sweeper)  # type: ignore[assignment]
     for one in changes:
+        if one.is_sweep_override():
+            raise ConfigError(one.key_or_group, "has one value for the whole sweep")
         inner, (*path, last) = node, one.key_or_group.removeprefix("sweeper.").split(".")
         for key in path:
             inner[key] = inner = inner[key] if isinstance(inner.get(key), dict) else {}
@@ -98,12 +100,28 @@ def search(name: str, words: Sequence[str], given: Sequence[Override], swept: Se
     values = {one.get_key_element(): [*one.sweep_string_iterator()] for one in swept if one.is_discrete_sweep()}
     fixed = [str(one.input_line) for one in given if not one.key_or_group.startswith("hydra.")]
     searched, rng = space.spaces(swept, values), np.random.default_rng(0)
-    run = compose([*fixed, *space.words(space.sampled(searched, rng))])
+    for one in given:
+        if one.key_or_group in searched:
+            raise ConfigError(one.key_or_group, "is given twice: as a single value, and to be searched")
+
+    def tried(settings: Mapping[str, str]) -> RunConfig:
+        return compose([*fixed, *space.words({key: one.ends[0] for key, one in searched.items()} | settings)])
+
+    for key, one in searched.items():
+        if isinstance(one, space.Interval) and one.whole:
+            with suppress(ConfigError):
+                tried({key: repr(one.low + 0.5)})
+                searched[key] = replace(one, whole=False)
+    run = tried(space.sampled(searched, rng))
     for key, one in searched.items():
         for end in one.ends:
-            run = compose([*fixed, *space.words(space.sampled(searched, rng) | {key: end})])
+            tried({key: end})
     if not run.env.cls.traits.playable:
         raise ConfigError("sweeper", f"{name} compares evaluations, but env={run.env.name} cannot be played")
+
+    from rlplug.run.build import build  # here, because torch takes seconds to import
+
+    build(run, Path()).close()
     return Searched(folder, fixed, searched, run)
 
 

@@ -52,7 +52,7 @@ def validated(config: DictConfig, hydra: Any, overrides: Sequence[str]) -> tuple
         typed = [word.lstrip("+").partition("=")[0] for word in overrides]
         whole = "rollout" in run.buffer.cls.gives and run.loop.cls.gives_rows  # else it is that of a generation
         if whole and "train_batch_size" in typed and "buffer" not in typed:
-            raise ConfigError("train_batch_size", "a rollout is used whole; set num_envs or rollout_fragment_length")
+            raise ConfigError("train_batch_size", "nothing is sampled; set rollout_fragment_length or loop.episodes")
         return run, pair
     except ConfigError as error:
         words = command(hydra)

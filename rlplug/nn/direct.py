@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Annotated, Any, TypeAlias
 
+import psutil
 import torch
 from gymnasium.spaces import Box, Discrete
 from pydantic import Field
@@ -14,10 +15,22 @@ from torch import Tensor, nn
 from rlplug.nn.distributions import Categorical
 from rlplug.nn.heads import Draws
 from rlplug.nn.module import Module
-from rlplug.types import Batch, Mode
+from rlplug.types import Batch, ConfigError, Mode
 
 Candidates: TypeAlias = Annotated[int, Field(gt=0, le=2**19)]
 """number of candidates or directions; the jobs of an update have at most 2**20 numbers"""
+
+
+COPIES = 64
+"""copies of the weights in memory while candidates act: a batch of 32, and those of which it is made"""
+
+
+def require_memory(module: nn.Module, copies: int, key: str, what: str) -> None:
+    """Raise ``ConfigError`` at ``key`` unless ``copies`` of the weights of a module fit into the free memory."""
+    needed, free = copies * sum(w.nbytes for w in module.parameters()), psutil.virtual_memory().available
+    if needed > free:
+        said = f"the weights of {copies:,} {what} would need {needed / 2**30:,.4g} GiB"
+        raise ConfigError(key, f"{said}, but only {free / 2**30:,.4g} GiB are free; use fewer weights")
 
 
 class DirectPolicy(Module):
@@ -30,6 +43,7 @@ class DirectPolicy(Module):
 
     Raises:
         ValueError: actions are neither discrete nor continuous.
+        ConfigError: candidates do not fit into memory.
     """
 
     def __init__(self, torso: Any, action: Any, zero: bool = False) -> None:
@@ -42,6 +56,7 @@ class DirectPolicy(Module):
         if zero:
             nn.init.zeros_(self.head.weight)
             nn.init.zeros_(self.head.bias)
+        require_memory(self, COPIES, "model", "candidates that act together")
 
     def forward(self, step: Batch, carry: Batch) -> tuple[Tensor, Batch]:
         """Return the action of each row, ``[B, ...]``, and the carry."""

@@ -96,7 +96,7 @@ SETTINGS = {  # words of single values are in tests/config/test_messages.py, nam
     "applies to rounds of all actors, but this loop receives segments one by one; use 0",
     f"hardware.ray.address=there {ACTORS}": "hardware.ray.address: 'there' is not host:port, as ray start ",
     # sizes
-    "train_batch_size=512": "train_batch_size: a rollout is used whole; set num_envs or rollout_fragment_length",
+    "train_batch_size=512": "train_batch_size: nothing is sampled; set rollout_fragment_length or loop.episodes",
     "algo=ppo replay_ratio=1": "replay_ratio: 1.0 requests more updates than there are samples, 0.00",
     "algo=impala replay_ratio=1": "replay_ratio: 1.0 requests more updates than there are samples, 0.015625 a step; ",
     "tuned=none total_steps=100": "total_steps: 100 is less than one round of collection, 1024 steps",

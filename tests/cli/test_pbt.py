@@ -55,6 +55,39 @@ def test_the_worst_continue_from_the_best_with_perturbed_settings():
         assert any(math.isclose(new, min(max(old * factor, 1e-4), 1e-1), rel_tol=1e-5) for factor in (0.5, 2.0))
         at = ["1", "2", "4"].index(parent.settings["n"])
         assert one.settings["n"] in ["1", "2", "4"][max(at - 1, 0) : at + 2]
+        assert one.settings["n"] != parent.settings["n"]
+
+
+@pytest.mark.parametrize(
+    ("one", "value", "found"),
+    [
+        (space.Choices(["1", "2", "4"]), "4", {"2"}),
+        (space.Choices(["1", "2", "4"]), "2", {"1", "4"}),
+        (space.Interval(1, 10, False, True), "1", {"2"}),
+        (space.Interval(1, 10, False, True), "2", {"1", "3"}),
+        (space.Interval(1, 10, False, True), "10", {"8"}),
+        (space.Interval(0.0, 1.0, False, False), "1.0", {"0.8"}),
+    ],
+)
+def test_a_copy_differs_from_its_original(one, value, found):
+    rng = np.random.default_rng(0)
+    assert {one.perturbed(value, [0.8, 1.25], rng) for _ in range(100)} == found
+
+
+def test_a_value_that_no_factor_changes_is_drawn_again():
+    rng, one = np.random.default_rng(0), space.Interval(0.0, 1.0, False, False)
+    assert len({one.perturbed("0.0", [0.8, 1.25], rng) for _ in range(10)}) == 10
+    assert space.Choices(["1"]).perturbed("1", [0.8], rng) == "1"
+
+
+def test_an_interval_is_one_of_integers_if_its_option_is():
+    words = ["sweeper=pbt", "algo=ppo", "env=cartpole", "algo.entropy_coeff=interval(0,1)"]
+    _, found = pbt.prepared([*words, "algo.num_sgd_iter=interval(2,20)", "algo.lr=interval(1e-4,1)"])
+    assert {key: one.whole for key, one in found.space.items()} == {
+        "algo.num_sgd_iter": True,
+        "algo.entropy_coeff": False,
+        "algo.lr": False,
+    }
 
 
 def test_a_member_that_failed_is_replaced_and_never_copied():
@@ -149,6 +182,13 @@ def test_a_sweep_killed_three_times_equals_the_undisturbed_one(tmp_path):
         (["seed=1,2"], "seed: cannot be searched by pbt: a fork continues with the random numbers of the checkpoint"),
         (["algo.lr=interval(1e-2,1e-5)"], "algo.lr: interval(0.01,1e-05) is empty: write the smaller end first"),
         (["algo.lr=interval(-1,1e-5)"], "algo.lr"),
+        (["total_steps=192,256"], "total_steps: cannot be searched by pbt: all members train equally long"),
+        (["sweeper.every=64,96"], "sweeper.every: has one value for the whole sweep"),
+        (
+            ["algo.gamma=0.9,0.95", "algo.gamma=0.5"],
+            "algo.gamma: is given twice: as a single value, and to be searched",
+        ),
+        (["rollout_fragment_length=1"], "algo.sgd_minibatch_size: "),
         (["stop={env_steps: 3}"], "stop: is set by pbt at the end of every round; use total_steps"),
         (["sweeper=pbd"], "sweeper: there is no sweeper 'pbd'; there are: optuna, pbt"),
         (["sweeper.member=3"], "did you mean sweeper.members?"),

@@ -20,7 +20,7 @@ from rlplug.collection.segment import CORE
 from rlplug.config import compose, parse
 from rlplug.envs import EnvList, Maker, Subprocess, find, sample_tasks
 from rlplug.plugins.curriculum.plr import PLR
-from rlplug.plugins.curriculum.stages import Linear, Threshold
+from rlplug.plugins.curriculum.stages import Linear, Threshold, task_of
 from rlplug.plugins.env.frozen_lakes import FrozenLakes, has_way, lake
 from rlplug.run.build import build, start
 from rlplug.run.launch import train
@@ -199,6 +199,14 @@ def test_plr_refuses_tasks_without_numbers():
         PLR(testing.config("curriculum/plr"), context(Box(0.0, 1.0)))
 
 
+def test_tasks_are_not_rounded_into_their_space():
+    pixels = Box(0, 255, (1,), np.uint8)
+    assert task_of(pixels, [44], "key").tolist() == [44]
+    for value in ([300], [2.5], [-1]):
+        with pytest.raises(ConfigError, match="is no task"):
+            task_of(pixels, value, "key")
+
+
 # ---- runs ------------------------------------------------------------------------------------------------------------
 
 
@@ -222,11 +230,16 @@ def test_a_run_collects_the_tasks_from_its_first_episode_on(tmp_path):
             r"curriculum.stages: 13 is no task; the tasks are Discrete\(11, start=2\)",
         ),
         (["curriculum=linear", "curriculum.start=1.5", "curriculum.end=3"], "curriculum.start: 1.5 is no task"),
+        (["curriculum=linear", "curriculum.start=1e30", "curriculum.end=3"], "curriculum.start: 1e.30 is no task"),
         (["curriculum=linear", "curriculum.start=[2,3]", "curriculum.end=3"], "curriculum.start: .* is no task"),
         (["curriculum=threshold", "curriculum.stages=[2]"], "curriculum.level"),
         (
             [*STAGED, "curriculum.metric=reward"],
             "curriculum.metric: is no metric: should be",
+        ),
+        (
+            [*STAGED, "curriculum.metric=env_steps"],
+            "curriculum.metric: env_steps is in no row of metrics; use curricul",
         ),
         (
             [*STAGED, "curriculum.metric=time/wall_s"],

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 import torch
 
@@ -274,6 +275,14 @@ REFUSED = {
 def test_what_does_not_fit_is_refused(words, capsys, tmp_path):
     assert main([*SMALL, words[0], *words[1].split(), f"hydra.run.dir={tmp_path / 'run'}"]) == 2
     assert words[2] in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_candidates_that_do_not_fit_into_memory_are_refused(name, capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=100))
+    assert main([*SMALL, *RUNS[name], f"hydra.run.dir={tmp_path / 'run'}"]) == 2
+    assert "model: the weights of 64 candidates that act together would need" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
 
 

@@ -6,14 +6,13 @@ its noise is drawn where it is needed.
 
 from __future__ import annotations
 
-import psutil
 import torch
 from gymnasium.spaces import Box, Discrete
 from torch import Tensor
 
 from rlplug.api import Algorithm, Context, Learner, Losses, Needs
 from rlplug.functional.evolution import elite
-from rlplug.nn.direct import Candidates, DirectPolicy, noise_of
+from rlplug.nn.direct import Candidates, DirectPolicy, noise_of, require_memory
 from rlplug.settings import NonNegativeFloat, PositiveFloat, Scheduled, UnitFloat, option, settings
 from rlplug.types import Batch, ConfigError, EnvSpec, Mode, Weights
 
@@ -31,7 +30,9 @@ class CEM(Algorithm):
         population: Candidates = option("Candidates of a generation.")
         elite_share: UnitFloat = option("Fraction of the candidates that are the elite; at least two.")
         initial_std: PositiveFloat = option("Initial standard deviation of every weight.")
-        extra_std: Scheduled[NonNegativeFloat] = option("Standard deviation added to that of the elite.")
+        extra_std: Scheduled[NonNegativeFloat] = option(
+            "Standard deviation whose square is added to the variance of the elite."
+        )
         zero_init: bool = option("Begin with zeros in the last layer.")
 
     @classmethod
@@ -47,10 +48,8 @@ class CEM(Algorithm):
         self.cfg, self.ctx = cfg, ctx
         group = ctx.spec.single_agent
         self.policy = DirectPolicy(ctx.build("model", group.obs), group.action, cfg.zero_init).requires_grad_(False)
-        elites, each = max(2, round(cfg.elite_share * cfg.population)), sum(w.nbytes for w in self.policy.parameters())
-        if (needed := elites * each) > (free := psutil.virtual_memory().available):
-            said = f"the weights of {elites:,} elite candidates would need {needed / 2**30:,.4g} GiB"
-            raise ConfigError("algo.population", f"{said}, but only {free / 2**30:,.4g} GiB are free; use fewer")
+        elites = max(2, round(cfg.elite_share * cfg.population))
+        require_memory(self.policy, elites, "algo.population", "elite candidates")
         self.extra_std = ctx.schedule(cfg.extra_std)
         for name, w in self.policy.named_parameters():
             self.register_buffer(self._std(name), torch.full_like(w, cfg.initial_std))

@@ -5,10 +5,11 @@ A candidate is a seed and a sign. Its noise is drawn from the seed where it is n
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from gymnasium.spaces import Box, Discrete
+from pydantic import Field
 
 from rlplug.api import Algorithm, Context, Learner, Losses, Needs, Optim
 from rlplug.functional.evolution import centered_ranks, mirrored_gradient
@@ -31,7 +32,7 @@ class ES(Algorithm):
         noise_stdev: PositiveFloat = option("Standard deviation of the noise on the weights.")
         stepsize: Scheduled[NonNegativeFloat] = option("Learning rate of the optimizer.")
         optimizer: Literal["adam", "sgd"] = option("adam, or sgd with the momentum.")
-        momentum: UnitFloat = option("Momentum of sgd; adam ignores it.")
+        momentum: Annotated[float, Field(ge=0, lt=1)] = option("Momentum of sgd; adam ignores it.")
         l2_coeff: NonNegativeFloat = option("Weight decay: this times the weights is added to the gradient.")
         return_proc_mode: Literal["centered_rank", "raw"] = option(
             "Fitness: centered ranks of the returns, or returns."

@@ -47,7 +47,7 @@ class MBMPO(Algorithm):
         fc_net_activation: Activation = option("Nonlinearity of the dynamics.")
         dynamics_lr: PositiveFloat = option("Adam's step size for the dynamics.")
         train_epochs: PositiveInt = option("Maximum epochs over all transitions in an update.")
-        valid_split_ratio: Annotated[float, Field(gt=0, lt=1)] = option("Share of the transitions held out.")
+        valid_split_ratio: Annotated[float, Field(ge=0.01, le=0.9)] = option("Share of the transitions held out.")
         valid_average: UnitFloat = option("Weight of older epochs in the moving average of the held-out error.")
         normalize_data: bool = option("Normalize observations, actions and changes of observations.")
         num_maml_steps: PositiveInt = option("Meta-updates of the policy in an update.")

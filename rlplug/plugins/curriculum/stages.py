@@ -26,11 +26,12 @@ def task_of(space: Space[Any] | None, value: Any, key: str) -> np.ndarray:
         raise ConfigError("curriculum", f"supports tasks that are numbers or arrays, but the tasks are {space}")
     try:
         given = np.asarray(value)
-        task = given.astype(space.dtype)
+        with np.errstate(invalid="ignore"):  # too large for the space
+            task = given.astype(space.dtype)
     except ValueError:  # lists of different lengths, texts
         raise ConfigError(key, f"{value} is no task; the tasks are {space}") from None
-    whole = isinstance(space, Box) or (task == given).all()
-    if not whole or not space.contains(task if task.shape else task[()]):
+    exact = space.dtype.kind == "f" or (task == given).all()
+    if not exact or not space.contains(task if task.shape else task[()]):
         raise ConfigError(key, f"{value} is no task; the tasks are {space}")
     return task
 
