@@ -105,7 +105,7 @@ def search(name: str, words: Sequence[str], given: Sequence[Override], swept: Se
             raise ConfigError(one.key_or_group, "is given twice: as a single value, and to be searched")
 
     def tried(settings: Mapping[str, str]) -> RunConfig:
-        return compose([*fixed, *space.words({key: one.ends[0] for key, one in searched.items()} | settings)])
+        return compose([*fixed, *space.words({**{key: one.ends[0] for key, one in searched.items()}, **settings})])
 
     for key, one in searched.items():
         if isinstance(one, space.Interval) and one.whole:
