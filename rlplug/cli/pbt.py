@@ -142,7 +142,7 @@ def prepared(overrides: Sequence[str]) -> tuple[PBT, sweeper.Searched]:
             raise ConfigError("total_steps", "cannot be searched by pbt: all members train equally long")
         if why := fork.fixed(one.key_or_group):
             raise ConfigError(one.key_or_group, f"cannot be searched by pbt: {why}")
-    found = sweeper.search("pbt", words, given, swept)
+    found = sweeper.search("pbt", words, given, swept, cfg.ray.address is None)
     if cfg.every >= found.run.total_steps:
         said = f"{cfg.every:,} leaves a single round in total_steps={found.run.total_steps:,}"
         raise ConfigError("sweeper.every", f"{said}; choose a smaller interval")

@@ -91,7 +91,7 @@ def prepared(overrides: Sequence[str]) -> tuple[Optuna, sweeper.Searched, list[i
     of_seed = [one for one in swept if one.key_or_group == "seed"]
     if any(not one.is_discrete_sweep() for one in of_seed):
         raise ConfigError("seed", "is not searched: seed=1,2,3 trains three seeds of every trial")
-    found = sweeper.search("optuna", words, given, searched)
+    found = sweeper.search("optuna", words, given, searched, cfg.ray.address is None)
     total, every = found.run.total_steps, cfg.every
     if cfg.pruner == "none" and every is not None:
         raise ConfigError("sweeper.every", "is the interval of a pruner; choose sweeper.pruner=median")

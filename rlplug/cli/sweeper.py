@@ -11,7 +11,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
-import numpy as np
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from omegaconf import OmegaConf
@@ -90,8 +89,13 @@ def split(words: Sequence[str], name: str) -> tuple[list[Override], list[Overrid
     return [one for one in parsed if one not in swept], swept
 
 
-def search(name: str, words: Sequence[str], given: Sequence[Override], swept: Sequence[Override]) -> Searched:
-    """Check every value and both ends of every interval, before anything is written.
+def search(
+    name: str, words: Sequence[str], given: Sequence[Override], swept: Sequence[Override], here: bool
+) -> Searched:
+    """Check every value and both ends of every interval, with the first values of other keys; write nothing.
+
+    Args:
+        here: this machine trains the runs, so build the first one, too; a cluster may have other devices.
 
     Raises:
         ConfigError: a setting is wrong, or runs cannot be compared by evaluations.
@@ -99,10 +103,10 @@ def search(name: str, words: Sequence[str], given: Sequence[Override], swept: Se
     folder, _ = sweep.check_sweep(words)
     values = {one.get_key_element(): [*one.sweep_string_iterator()] for one in swept if one.is_discrete_sweep()}
     fixed = [str(one.input_line) for one in given if not one.key_or_group.startswith("hydra.")]
-    searched, rng = space.spaces(swept, values), np.random.default_rng(0)
+    searched = space.spaces(swept, values)
     for one in given:
         if one.key_or_group in searched:
-            raise ConfigError(one.key_or_group, "is given twice: as a single value, and to be searched")
+            raise ConfigError(one.key_or_group, "has a single value and a search space; leave one out")
 
     def tried(settings: Mapping[str, str]) -> RunConfig:
         return compose([*fixed, *space.words({**{key: one.ends[0] for key, one in searched.items()}, **settings})])
@@ -112,16 +116,17 @@ def search(name: str, words: Sequence[str], given: Sequence[Override], swept: Se
             with suppress(ConfigError):
                 tried({key: repr(one.low + 0.5)})
                 searched[key] = replace(one, whole=False)
-    run = tried(space.sampled(searched, rng))
+    run = tried({})
     for key, one in searched.items():
         for end in one.ends:
             tried({key: end})
     if not run.env.cls.traits.playable:
         raise ConfigError("sweeper", f"{name} compares evaluations, but env={run.env.name} cannot be played")
 
-    from rlplug.run.build import build  # here, because torch takes seconds to import
+    if here:
+        from rlplug.run.build import build  # here, because torch takes seconds to import
 
-    build(run, Path()).close()
+        build(run, Path()).close()
     return Searched(folder, fixed, searched, run)
 
 

@@ -67,7 +67,7 @@ class MetricsLog:
         row |= {f"buffer/{name}": sum(metrics[name] for metrics in ranks) for name in own}
         if (curriculum := trainer.policy.curriculum) is not None:
             row |= {f"curriculum/{name}": value for name, value in curriculum.metrics().items()}
-            if trained and curriculum.metric.startswith(("train/", "buffer/", "curriculum/", "updates", "env_steps")):
+            if trained and curriculum.metric.startswith(("train/", "buffer/", "curriculum/")):
                 self.stopping.require(row, curriculum.metric)
         spent: Mapping[str, float] = trainer.collector.metrics()
         waiting = trainer.learner.placement.ranks.exchange(spent)

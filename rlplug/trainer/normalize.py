@@ -85,7 +85,7 @@ class Normalizer(nn.Module):
             self.reward.commit()  # acting does not depend on it
 
     def commit(self) -> None:
-        """Include all observations so far in the statistics; called between rounds, so each has one set of them."""
+        """Include all observations so far in the statistics; called between rounds."""
         self.obs.commit()
 
     def env_state(self) -> Tree:

@@ -186,7 +186,7 @@ def test_a_sweep_killed_three_times_equals_the_undisturbed_one(tmp_path):
         (["sweeper.every=64,96"], "sweeper.every: has one value for the whole sweep"),
         (
             ["algo.gamma=0.9,0.95", "algo.gamma=0.5"],
-            "algo.gamma: is given twice: as a single value, and to be searched",
+            "algo.gamma: has a single value and a search space; leave one out",
         ),
         (["rollout_fragment_length=1"], "algo.sgd_minibatch_size: "),
         (["stop={env_steps: 3}"], "stop: is set by pbt at the end of every round; use total_steps"),
