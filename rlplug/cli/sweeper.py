@@ -19,6 +19,7 @@ from rlplug.checkpointing import atomic
 from rlplug.cli import space, sweep
 from rlplug.config import RunConfig, compose, composed
 from rlplug.config.errors import differences, show
+from rlplug.config.explain import explained
 from rlplug.config.schema import typed
 from rlplug.registry.discovery import unknown
 from rlplug.types import ConfigError
@@ -63,7 +64,7 @@ def settings(config: type[T], overrides: Sequence[str]) -> tuple[T, list[str]]:
     """Return the settings of the sweeper, as changed by ``sweeper.<option>=<value>``, and the other overrides."""
     own = [word for word in overrides if word.startswith(("sweeper=", "sweeper."))]
     chosen = [word for word in own if word.startswith("sweeper=")][-1]
-    changes = OverridesParser.create().parse_overrides([word for word in own if not word.startswith("sweeper=")])
+    changes = parsed([word for word in own if not word.startswith("sweeper=")])
     node: dict[str, Any] = OmegaConf.to_container(composed([f"+{chosen}"]).sweeper)  # type: ignore[assignment]
     for one in changes:
         if one.is_sweep_override():
@@ -75,18 +76,24 @@ def settings(config: type[T], overrides: Sequence[str]) -> tuple[T, list[str]]:
     return typed(config, node, "sweeper"), [word for word in overrides if word not in own]
 
 
+def parsed(words: Sequence[str]) -> list[Override]:
+    """Return overrides in Hydra's syntax, or raise ``ConfigError`` with the mistake."""
+    with explained(words):
+        return OverridesParser.create().parse_overrides(list(words))
+
+
 def split(words: Sequence[str], name: str) -> tuple[list[Override], list[Override]]:
     """Return the overrides of all runs, and those that sweep.
 
     Raises:
         ConfigError: nothing is swept.
     """
-    parsed = OverridesParser.create().parse_overrides(list(words))
-    swept = [one for one in parsed if one.is_sweep_override()]
+    overrides = parsed(words)
+    swept = [one for one in overrides if one.is_sweep_override()]
     if not any(one.key_or_group != "seed" for one in swept):
         example = "'algo.lr=interval(1e-5,1e-2)' algo.gamma=0.95,0.99"
         raise ConfigError("sweeper", f"{name} needs settings to search, as in {example}")
-    return [one for one in parsed if one not in swept], swept
+    return [one for one in overrides if one not in swept], swept
 
 
 def search(
