@@ -182,7 +182,7 @@ def test_a_sweep_killed_three_times_equals_the_undisturbed_one(tmp_path):
         (["seed=1,2"], "seed: cannot be searched by pbt: a fork continues with the random numbers of the checkpoint"),
         (["algo.lr=interval(1e-2,1e-5)"], "algo.lr: interval(0.01,1e-05) is empty: write the smaller end first"),
         (["algo.lr=interval(-1,1e-5)"], "algo.lr"),
-        (["algo.lr=intervall(1e-5,1e-2)"], "algo.lr"),
+        (["algo.lr=between(1e-5,1e-2)"], "algo.lr"),
         (["sweeper.every=interval(64,96"], "sweeper.every"),
         (["total_steps=192,256"], "total_steps: cannot be searched by pbt: all members train equally long"),
         (["sweeper.every=64,96"], "sweeper.every: has one value for the whole sweep"),
