@@ -198,9 +198,8 @@ PROOFS = {
     "cem_cartpole": Proof("algo=cem env=cartpole", 475),
     "ars_swimmer": Proof("algo=ars env=swimmer", 340),
     "maml_point_goals_without": Proof(f"{MAML} algo.inner_adaptation_steps=0"),
-    "maml_point_goals": Proof(MAML, above="maml_point_goals_without"),
-    "maml_point_goals_large_steps_first_order": Proof(f"{MAML} algo.inner_lr=6 algo.first_order=true"),
-    "maml_point_goals_large_steps": Proof(f"{MAML} algo.inner_lr=6", above="maml_point_goals_large_steps_first_order"),
+    "maml_point_goals_first_order": Proof(f"{MAML} algo.first_order=true", above="maml_point_goals_without"),
+    "maml_point_goals": Proof(MAML, above="maml_point_goals_first_order"),
     "ppo_frozenlake_tasks_without": Proof(LAKE),
     "ppo_frozenlake_tasks": Proof(
         f"{LAKE} curriculum=threshold curriculum.stages=[{','.join(map(str, range(2, 13)))}] curriculum.level=0.8", 1.0
