@@ -26,7 +26,7 @@ def test_two_actors_make_the_update_of_one_process_even_if_one_is_killed(capfd: 
     "algo",
     [
         "algo=ars env=cartpole algo.num_rollouts=6 algo.rollouts_used=3",
-        "algo=maml env=point_goals algo.meta_batch_size=3 loop.episodes=2",
+        pytest.param("algo=maml env=point_goals algo.meta_batch_size=3 loop.episodes=2", marks=pytest.mark.slow),
     ],
 )
 def test_a_run_on_actors_that_is_resumed_equals_one_process(algo: str, tmp_path: Path):

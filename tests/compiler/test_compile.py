@@ -100,7 +100,7 @@ def weights(words, compile):
 @pytest.mark.parametrize(
     ("algo", "model"),
     [
-        pytest.param(algo, model, marks=() if (algo, model) == ("ppo", "cnn") else pytest.mark.slow)
+        pytest.param(algo, model, marks=() if (algo, model) == ("ppo", "mlp") else pytest.mark.slow)
         for algo in ALGORITHMS
         for model in MODELS
     ],
@@ -126,6 +126,7 @@ def test_one_compiled_step_is_the_eager_one(algo, model):
     assert (away > 0.005).float().mean() < 1e-3  # Adam divides by a gradient's size; one close to zero is all rounding
 
 
+@pytest.mark.slow
 def test_a_compiled_step_of_a_world_model_is_the_eager_one():
     words = ("algo=dreamerv3", "env=cartpole", "tuned=none", "logger.only=[]", "model.size=1m", "algo.batch_length=2")
     words += ("train_batch_size=2", "algo.imagination_length=1", "num_steps_sampled_before_learning_starts=64")

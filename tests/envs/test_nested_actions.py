@@ -100,9 +100,10 @@ def leaves(actions):
 @pytest.mark.parametrize(
     ("action", "words"),
     [
-        *[(action, ["total_steps=64"]) for action in ("dict", "tuple", "one", "hybrid")],
-        ("dict", IN_ORDER),
-        ("bounded", ["total_steps=64", "algo.distribution=beta"]),
+        ("hybrid", ["total_steps=64"]),
+        *[pytest.param(x, ["total_steps=64"], marks=pytest.mark.slow) for x in ("dict", "tuple", "one")],
+        pytest.param("dict", IN_ORDER, marks=pytest.mark.slow),
+        pytest.param("bounded", ["total_steps=64", "algo.distribution=beta"], marks=pytest.mark.slow),
     ],
 )
 def test_an_export_has_the_parts_side_by_side(action, words, tmp_path):

@@ -294,7 +294,9 @@ def state_of(run):
     return {key: x.tolist() for key, x in weights["curriculum"].items()} if "curriculum" in weights else {}
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize(
+    "name", [name if name == "plr" else pytest.param(name, marks=pytest.mark.slow) for name in KINDS]
+)
 def test_a_resumed_run_and_a_run_on_actors_choose_the_same_tasks(name, tmp_path):
     words = [*QUIET, *KINDS[name], "env.max_episode_steps=6"]
     whole, parts, actors = (tmp_path / part for part in ("whole", "parts", "actors"))

@@ -29,8 +29,8 @@ from rlplug.types import ConfigError, RunError
 TINY = ("hardware=cpu", "logger=[]", "eval.every=0", "eval.episodes=1", "tuned=none")
 PPO = (*TINY, "algo=ppo", "num_envs=2", "total_steps=128", "rollout_fragment_length=64", "algo.sgd_minibatch_size=64")
 CELLS = (
-    Cell("ppo", "vector", "discrete+mask", normalization="all"),
     Cell("ppo", "dict", "multi_discrete+mask", recurrence="lstm", normalization="all"),
+    Cell("ppo", "vector", "discrete+mask", normalization="all"),
     Cell("sac", "vector", "box", normalization="all"),
     Cell("ppo", "tuple", "multi_binary", recurrence="gru"),
     Cell("dqn", "image", "discrete"),
@@ -60,7 +60,7 @@ def played(trainer, policy, steps):
     return record(policy, ctx, lambda shard: env.build(ctx.derive(shard=shard)), steps)
 
 
-@pytest.mark.parametrize("cells", [CELLS[:2], pytest.param(CELLS[2:], marks=pytest.mark.slow)], ids=["quick", "long"])
+@pytest.mark.parametrize("cells", [CELLS[:1], pytest.param(CELLS[1:], marks=pytest.mark.slow)], ids=["quick", "long"])
 def test_exports_replay_what_was_recorded(cells, tmp_path):
     """All of them in one process without rlplug. The kit exports every algorithm and model, but not as ONNX."""
     recorded, outputs = dict[Path, Record](), dict[Path, list[str]]()
