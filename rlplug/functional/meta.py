@@ -20,14 +20,16 @@ Evaluate: TypeAlias = Callable[[Weights, Batch], tuple[Tensor, Tensor, Tensor]]
 def stacked(tasks: Sequence[Batch]) -> Batch:
     """Stack rows ``[L+1, M, ...]`` of K tasks to ``[K, L+1, M, ...]``, where ``L`` is the longest.
 
-    Shorter ones are padded with their last row, which is not ``valid``.
+    Shorter ones are padded with their last row, which is not ``valid``. Numbers of episodes ``[M]`` are stacked to
+    ``[K, M]``; ``metrics``, of which tasks may have different ones, are left out.
     """
     longest = max(len(rows["valid"]) for rows in tasks)
-    return tree.map(lambda *x: torch.stack([_padded(leaf, longest) for leaf in x]), *tasks)
+    first, *others = ({key: x for key, x in rows.items() if key != "metrics"} for rows in tasks)
+    return tree.map(lambda *x: torch.stack([_padded(leaf, longest) for leaf in x]), first, *others)
 
 
 def _padded(x: Tensor, length: int) -> Tensor:
-    return torch.cat([x, x[-1:].expand(length - len(x), *x.shape[1:])])
+    return torch.cat([x, x[-1:].expand(length - len(x), *x.shape[1:])]) if x.ndim > 1 else x
 
 
 def baseline_features(obs: Tensor) -> Tensor:

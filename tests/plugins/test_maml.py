@@ -70,6 +70,13 @@ def algorithm_and_batch(**options: Any) -> Any:
 # ---- exact values ----------------------------------------------------------------------------------------------------
 
 
+def test_returns_are_of_episodes_and_not_of_rows():
+    tasks = [worlds.stream(length, 2, 0) | {"return": torch.tensor([length, 1.0])} for length in (3, 5)]
+    found = stacked(tasks)
+    assert found["return"].tolist() == [[3.0, 1.0], [5.0, 1.0]]
+    assert found["valid"].shape == (2, 5, 2)
+
+
 def test_the_second_order_gradient_is_exact():
     _, algorithm, batch = algorithm_and_batch(clip_param=10.0)
 
