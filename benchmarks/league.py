@@ -9,9 +9,9 @@ The exploitability of a strategy is what a best response gains against it; it is
 writes ``docs/img/league.svg``. The second trains ``algo=league env=tictactoe`` with these seeds. Its greedy learner
 then plays both seats against perfect play, which draws among its best moves, and against a best response, which
 knows the learner's moves; both results are exact. The third trains ``algo=league env=kuhn``, and measures NashConv,
-which is what both players together gain by best responses, with OpenSpiel: of the newest copy, and of the mean policy,
-which draws one of all copies for a game. The fourth trains ``algo=league env=connect_four``, and plays 100 games
-against random moves, and against an opponent that wins where it can with its next move. All are kept in
+which is what both players together gain by best responses, twice the exploitability: of the newest copy, and of the
+mean policy, which draws one of all copies for a game. The fourth trains ``algo=league env=connect_four``, and plays 100
+games against random moves, and against an opponent that wins where it can with its next move. All are kept in
 ``benchmarks/results/league.json``.
 """
 
@@ -20,25 +20,22 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
-import pyspiel
 import torch
-from open_spiel.python import policy as openspiel_policy
-from open_spiel.python.algorithms import exploitability as exploitability_of_policies
 from torch import Tensor
 
 from rlplug import compose, load
-from rlplug.envs.games import GameSimulator, Minimax, TurnGame, connect_four, tic_tac_toe
+from rlplug.agents import probabilities
+from rlplug.envs.games import GameSimulator, KuhnPoker, Minimax, TurnGame, connect_four, tic_tac_toe
 from rlplug.envs.matrix_games import exploitability, rock_paper_scissors
 from rlplug.functional.opponents import opponent_of
 from rlplug.results import plot
 from rlplug.results.curves import Curve
 from rlplug.run import launch
-from rlplug.types import Batch
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "league.json"
@@ -58,11 +55,8 @@ def trained(words: list[str]) -> Any:
 def strategies(words: list[str]) -> np.ndarray:
     """Train, and return the probabilities of the actions of every copy, ``[copies, A]``."""
     team = trained([*SETTINGS, *words])
-    pool, n = team.algorithm.pool, int(team.spec.groups["players"].action.n)
-    rows, actions = {"obs": torch.ones(1, 1)}, [torch.tensor([action]) for action in range(n)]
-    with torch.no_grad():
-        found = [copy.net.dist(rows, {})[0] for copy in pool.members]
-        return np.array([[float(one.logp(action).exp()) for action in actions] for one in found])
+    one, actions = torch.ones(1, 1), torch.ones(1, int(team.spec.groups["players"].action.n), dtype=torch.bool)
+    return np.array([probabilities(copy, one, actions)[0].tolist() for copy in team.algorithm.pool.members])
 
 
 def moves(team: Any, game: TurnGame, state: Tensor, seat: int) -> Tensor:
@@ -78,34 +72,26 @@ def games(team: Any) -> dict[str, float]:
     """Return how often a greedy learner of tic-tac-toe loses by seat, and what it is paid against a best response."""
     game = tic_tac_toe()
     perfect, found = Minimax(game), dict[str, float]()
-
-    def after(state: Tensor, seat: int, other: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
-        """Return the states ``[B, A]`` after every action, and which of them are played."""
-        mine = game.player(state) == seat
-        chosen = torch.nn.functional.one_hot(moves(team, game, state, seat), 9).bool()
-        every = torch.stack([game.play(state, torch.full((len(state),), a)) for a in range(9)], 1)
-        return every, torch.where(mine[:, None], chosen, other(state))
+    best = game.best_responses([partial(probabilities, team.algorithm.learner, greedy=True)])
+    assert best is not None
 
     def lost(seat: int) -> float:
         state, weight, total = game.initial(torch.empty(1, 0)), torch.ones(1, dtype=torch.float64), 0.0
         while len(state):
-            every, played = after(state, seat, perfect.best)
+            mine = game.player(state) == seat
+            chosen = torch.nn.functional.one_hot(moves(team, game, state, seat), 9).bool()
+            every = torch.stack([game.play(state, torch.full((len(state),), a)) for a in range(9)], 1)
+            played = torch.where(mine[:, None], chosen, perfect.best(state))
             share = (weight / played.sum(1))[:, None].expand(-1, 9)[played]
             state, over = every[played], game.over(every[played])
             total += share[over & (game.payoff(state) == 2 * seat - 1)].sum().item()
             state, weight = state[~over], share[~over]
         return total
 
-    def paid(state: Tensor, seat: int) -> float:
-        if game.over(state):
-            return game.payoff(state).item() * (1 - 2 * seat)
-        every, played = after(state, seat, game.legal)
-        return min(paid(one[None], seat) for one in every[played])
-
     for seat, name in enumerate(("first", "second")):
         found |= {
             f"lost as {name}": lost(seat),
-            f"against a best response as {name}": paid(game.initial(torch.empty(1, 0)), seat),
+            f"against a best response as {name}": -best[1 - seat].item(),
         }
     return found
 
@@ -128,25 +114,9 @@ def wins(team: Any) -> dict[str, float]:
 
 def nash_conv(team: Any) -> dict[str, float]:
     """Return NashConv of Kuhn poker, of the newest copy and of the mean of all copies."""
-    game = pyspiel.load_game("kuhn_poker")
-    table = openspiel_policy.TabularPolicy(game)
-    seen = [(state.history(), state.information_state_tensor(state.current_player())) for state in table.states]
-    rows: Batch = {"obs": torch.tensor([tensor for _, tensor in seen])}
-    rows["action_mask"] = torch.ones(len(seen), 2, dtype=torch.bool)
-    bet = torch.ones(len(seen), dtype=torch.int64)
-    with torch.no_grad():
-        found = [copy.net.dist(rows, {})[0].logp(bet).exp().tolist() for copy in team.algorithm.pool.members]
-    bets = np.array(found)  # [copies, states]
-    reach = np.ones_like(bets)  # by the copy's own earlier move: whoever moves a second time has passed
-    for i, (history, _) in enumerate(seen):
-        if len(history) == 4:
-            reach[:, i] = 1.0 - bets[:, next(j for j, (h, _) in enumerate(seen) if len(h) == 2 and h[0] == history[0])]
-
-    def measured(chance: np.ndarray) -> float:
-        table.action_probability_array[:] = np.stack([1.0 - chance, chance], 1)
-        return cast(float, exploitability_of_policies.nash_conv(game, table))
-
-    return {"newest": measured(bets[-1]), "mean": measured((reach * bets).sum(0) / reach.sum(0))}
+    game, copies = KuhnPoker(), [partial(probabilities, copy) for copy in team.algorithm.pool.members]
+    found = {"newest": game.exploitability(copies[-1:]), "mean": game.exploitability(copies)}
+    return {name: 2 * value for name, value in found.items() if value is not None}
 
 
 PAIRS = {"tictactoe": games, "kuhn": nash_conv, "connect_four": wins}
@@ -169,7 +139,8 @@ def main() -> None:
         RESULTS.write_text(json.dumps(kept, indent=2) + "\n")
     if pairs:
         return
-    payoff, found, curves = rock_paper_scissors(given.variant), dict[str, Any](), list[Curve]()
+    first = rock_paper_scissors(given.variant)
+    payoff, found, curves = np.stack([first, -first]), dict[str, Any](), list[Curve]()
     for name, words in RUNS.items():
         played = strategies([*words, f"total_steps={given.steps}", f"env.variant={given.variant}"])
         steps = np.arange(1, len(played) + 1) * 5 * 64 * 8 // 2

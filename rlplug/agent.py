@@ -217,7 +217,7 @@ def restored(
     spec, algo = playable(manifest["spec"]), choose("algo", "algo", raw["algo"])
     slots = {slot: node or raw["model"] for slot, node in raw.items() if kind_of(slot) == "model"}  # as config.parse
     models = {slot: choose("model", slot, node) for slot, node in slots.items()}
-    run = {name: getattr(core, name) for name in ("num_envs", "total_steps", "seed")}
+    run = {name: getattr(core, name) for name in ("num_envs", "total_steps", "seed", "preprocess")}
     tempo = {name: manifest[name] for name in ("rollout_length", "batch_size")}
     weights: dict[str, Any] = checkpoint.tree("weights")
     try:

@@ -90,7 +90,7 @@ class ResolvedRun:
     def context(self, device: torch.device, env_ids: Sequence[int], rank: int = 0, world_size: int = 1) -> RunContext:
         """Return the context of the run's components in one process."""
         config, repeats = self.config, self.config.buffer.cls.repeats
-        run = {name: getattr(config, name) for name in ("num_envs", "total_steps", "seed")}
+        run = {name: getattr(config, name) for name in ("num_envs", "total_steps", "seed", "preprocess")}
         tempo = {
             "rollout_length": config.rollout_fragment_length,
             "batch_size": config.train_batch_size,
@@ -123,7 +123,7 @@ class RunContext(Context):
 
     space: Space[Any] | None = None
     make_env: Callable[[Context], VecEnv] | None = None
-    ensemble_size, render, rank, world_size, replay_ratio, optimizer = 1, False, 0, 1, None, ()
+    ensemble_size, render, rank, world_size, replay_ratio, optimizer, preprocess = 1, False, 0, 1, None, (), None
     total_steps, rollout_length, batch_size, sample_uses, learning_starts, num_shards = 0, 1, 1, 1, 0, 1
     agents = 1  # agents that act in every environment, as one column each
 

@@ -15,6 +15,7 @@ from rlplug.contract.members import check_hooks
 from rlplug.data.recorder import Episodes
 from rlplug.envs.episode_metrics import OWN
 from rlplug.envs.seeded import tell_once
+from rlplug.functional.returns import by_episode
 from rlplug.registry.discovery import unknown
 from rlplug.registry.hookspecs import Events
 from rlplug.types import Batch, ConfigError, RunError, Tree
@@ -35,7 +36,7 @@ class UserCallbacks:
     def __init__(self, nodes: Sequence[Any], num_envs: int) -> None:
         self._each = dict[str, Any]()
         self._episodes = _Episodes(num_envs, self)
-        self._metrics = list[Mapping[str, float]]()  # of episodes that ended since the last row of metrics
+        self._metrics = list[Mapping[str, float]]()  # also of jobs, of episodes since the last row of metrics
         for i, node in enumerate(nodes):
             key = f"callbacks[{i}]"
             made = script.make(node, key)
@@ -63,6 +64,10 @@ class UserCallbacks:
         if taken := next(filter(OWN.fullmatch, chain(*found)), None):
             raise RunError(f"rlplug_episode returned {taken!r}, which rlplug logs itself; use another name")
         self._metrics += found
+
+    def add_job(self, batch: Batch) -> None:
+        """Add the environment's own metrics of the episodes of a job; those of segments are the collector's."""
+        self._metrics += filter(None, by_episode(batch))
 
     def drain(self) -> list[Mapping[str, float]]:
         """Return the metrics of the episodes that ended since the last call."""

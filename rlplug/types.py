@@ -71,6 +71,7 @@ KEYS: Mapping[str, tuple[str, str, str]] = {
     "return": ("[B]", "float64", "sum of the rewards of an episode of a job"),
     "length": ("[B]", "int64", "steps of an episode of a job"),
     "success": ("[B]", "float64", "whether info had is_success in the last step of an episode of a job"),
+    "metrics": ("[B]", "float64", "by name: the environment's own metrics of an episode of a job; NaN: it has none"),
     "sample_prob": ("[B]", "float32", "probability with which the buffer drew the sample"),
     "weight": ("[B]", "float32", "importance weight of a sample drawn by priority, at most 1 over all ranks"),
     "reward_int": ("[T+1, B]", "float32", "intrinsic reward, before it is added to reward"),
@@ -155,7 +156,8 @@ class EnvTraits:
         render_fps: frames per second of a video.
         simulator: implements ``Context.simulator``. The result outlives the environment.
         goals: implements ``Context.goals``, or returns None. The result outlives the environment.
-        metrics: returns metrics by name of each episode that ended since its last call, or since ``reset``.
+        metrics: returns (column, metrics by name) of each episode that ended since its last call or since ``reset``, in
+            time order; episodes without metrics have ``{}``.
     """
 
     check_bounds: bool = True
@@ -168,7 +170,7 @@ class EnvTraits:
     render_fps: float = 30.0
     simulator: Callable[[], Any] | None = None
     goals: Callable[[], Any] | None = None
-    metrics: Callable[[], list[dict[str, float]]] | None = None
+    metrics: Callable[[], list[tuple[int, dict[str, float]]]] | None = None
 
 
 def groups_of(batch: Batch) -> dict[str, Batch]:

@@ -118,7 +118,7 @@ class Actor(RemotePolicy):
         self._update(rows, statistics, weights)
         segment = on_host(self.collector.collect(rows, mode, self._count_row, **{key: statistics[key] for key in RUN}))
         state, ended = self._state(statistics), time.monotonic()
-        state["metrics"] = self.collector.episode_metrics()
+        state["metrics"] = [own for _, own in self.collector.episode_metrics() if own]
         state["spent"] = began - (self._idle_since or began), ended - began
         self._idle_since = ended
         return segment, pickle.dumps(state)

@@ -16,6 +16,7 @@ from rlplug import tree
 from rlplug.actors import copies
 from rlplug.actors.actor import Actor, EvalActor
 from rlplug.api import Job, Rollout, Segment
+from rlplug.buffer.episodes import side_by_side
 from rlplug.collection.segment import CORE
 from rlplug.context import ResolvedRun
 from rlplug.contract.jobs import check_job
@@ -192,8 +193,7 @@ class AsyncEval:
                 return None
             time.sleep(0.05)
         self.playing = False
-        found = [numbers for _, numbers in self.pool.gather() if numbers]
-        return tree.map(torch.from_numpy, tree.cat(found)) if found else {}
+        return side_by_side([owned(numbers) for _, numbers in self.pool.gather()])
 
     def close(self) -> None:
         self.pool.close()

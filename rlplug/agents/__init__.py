@@ -1,5 +1,7 @@
 """Rows of agents, for algorithms that contain algorithms: columns x agents as columns of a single agent, and back."""
 
+from rlplug.agents.exploitability import Exploitability as Exploitability
+from rlplug.agents.exploitability import probabilities as probabilities
 from rlplug.agents.exploration import changes_actions as changes_actions
 from rlplug.agents.exploration import exploration_of as exploration_of
 from rlplug.agents.policies import Policies as Policies

@@ -17,7 +17,8 @@ from rlplug.types import Batch, ConfigError, EnvSpec, Group, Tree
 
 BY_ROW = ("is_first", "valid")
 BY_COLUMN = ("index", "sample_prob", "weight", "version")
-OF_COLUMN = frozenset({*BY_ROW, *BY_COLUMN, "task", "carry", "priority", "gradients", "return", "length", "success"})
+OF_EPISODE = ("return", "length", "success", "metrics")
+OF_COLUMN = frozenset({*BY_ROW, *BY_COLUMN, *OF_EPISODE, "task", "carry", "priority", "gradients"})
 """keys without an agent axis, in addition to the environment's extras"""
 
 

@@ -156,8 +156,8 @@ class VecEnv(Protocol):
 class Simulator(Protocol):
     """Pure functions of batches of states, for planning: a tree search expands a different node in every column.
 
-    The environment's rows have its state as the numeric extra ``env_state``, an array or a dict of arrays. A state that
-    has ended stays: its step returns the same state and the reward 0.
+    The environment's rows have its state as the numeric extra ``env_state``, an array or a dict of arrays, unless the
+    agents may not know it. A state that has ended stays: its step returns the same state and the reward 0.
     """
 
     def step(self, env_state: Any, action: Tensor) -> Batch:
@@ -206,7 +206,6 @@ class Collector(Protocol):
         It is played with the current statistics and the weights of ``rollout.version``: the current weights if this
         is the first request for that version, otherwise those of the first request.
         """
-        ...
 
     def poll(self, shards: int | None = None) -> list[Segment]:
         """Wait for requested segments, the oldest of their shards, and return them.

@@ -148,7 +148,9 @@ class Play(Protocol):
 
     Episodes are columns, in order of their ends: leaves ``[L+1, episodes, ...]`` of ``Needs.keys`` and stream keys.
     Shorter episodes are padded with their final row, ``valid=False``. ``return`` and ``length`` are ``[episodes]``, and
-    so is ``success`` if the environment has ``is_success``; with several groups, so is ``returns[group]``.
+    so is ``success`` if the environment has ``is_success``; with several groups, so is ``returns[group]``. If the
+    environment reports metrics of its own, so is ``metrics[name]``, NaN for an episode without it; the names of batches
+    may differ.
 
     A result depends on weights, seed and the job's number, not on other jobs. Evaluations yield in the order of
     ``jobs``, ``Run.play`` in the order in which jobs end.

@@ -8,9 +8,10 @@ import torch
 
 from rlplug import tree
 from rlplug.api import Segment
+from rlplug.functional.returns import own_metrics
 from rlplug.types import Batch
 
-OF_EPISODE = ("return", "length", "success", "returns")  # keys of a job's batch with one number per episode
+OF_EPISODE = ("return", "length", "success", "returns", "metrics")  # keys of a job's batch with a number per episode
 
 
 def side_by_side(batches: Sequence[Batch]) -> Batch:
@@ -22,7 +23,8 @@ def side_by_side(batches: Sequence[Batch]) -> Batch:
     batches = [batch for batch in batches if batch]
     if not batches:
         return {}
-    numbers = tree.cat([{key: batch[key] for key in OF_EPISODE if key in batch} for batch in batches])
+    of_all = [key for key in OF_EPISODE if key in batches[0] and key != "metrics"]
+    numbers = tree.cat([{key: batch[key] for key in of_all} for batch in batches]) | own_metrics(batches)
     rows = [{key: x for key, x in batch.items() if key not in OF_EPISODE} for batch in batches]
     if not rows[0]:
         return numbers

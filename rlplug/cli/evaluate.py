@@ -35,6 +35,9 @@ greedy episode, or of eval.record=3, to videos/ of the run folder. Writes no oth
   env.max_episode_steps=50, +env.kwargs.g=9.8
                            change the environment; its spaces must stay the same"""
 
+ABOVE = ("return_mean", "return_std", "return_min", "return_max", "length_mean")
+"""metrics ``eval/...`` in rows of their own"""
+
 
 def main(arguments: Sequence[str]) -> int:
     """Evaluate one checkpoint.
@@ -91,6 +94,6 @@ def table(result: Mapping[str, Any]) -> str:
         "length": f"{result['eval/length_mean']:,.1f}",
     }
     own = {key.removeprefix("eval/"): x for key, x in result.items() if key.startswith("eval/")}  # any algorithm's
-    rows |= {key: f"{x:,.4g}" for key, x in own.items() if not key.startswith(("return_", "length_"))}
+    rows |= {key: f"{x:,.4g}" for key, x in own.items() if key not in ABOVE}
     rows |= {"video": result["video"]} if "video" in result else {}
     return "\n".join(f"{name:<11} {value}" for name, value in rows.items())

@@ -52,10 +52,7 @@ class InProcessCollector(Collector):
         rows, steps, weights = rollout.num_steps, self.progress.env_steps, self._weights[1]
         with self.preemption.rollout(rows) if self.preemption else nullcontext() as stop:
             batch = self.player.collect(rows, rollout.mode, stop, weights, steps, rollout.tasks)
-        self._played.append(self._segment(batch, rollout.version, rollout.version_steps))
-
-    def _segment(self, batch: Batch, version: int, version_steps: int) -> Segment:
-        return Segment(batch, self.spec.shards[0], 0, version, version_steps)
+        self._played.append(Segment(batch, self.spec.shards[0], 0, rollout.version, rollout.version_steps))
 
     def poll(self, shards: int | None = None) -> list[Segment]:
         return [self._played.pop(0)]
@@ -70,7 +67,7 @@ class InProcessCollector(Collector):
         return self.preemption.drain() if self.preemption else {}
 
     def episode_metrics(self) -> list[dict[str, float]]:
-        return self.player.episode_metrics()
+        return [own for _, own in self.player.episode_metrics() if own]
 
     def state(self) -> Tree:
         played = [(segment.batch, segment.version, segment.version_steps) for segment in self._played]
@@ -83,7 +80,7 @@ class InProcessCollector(Collector):
             rows = next((len(x) for x in tree.leaves(batch) if getattr(x, "ndim", 0)), 0)
             own = tree.map(lambda x, rows=rows: x.expand(rows, *x.shape), row)
             tree.check_like(own, tree.only(batch, row), "collector.played", exact=True)
-            self._played.append(self._segment(batch, index(version), index(steps)))
+            self._played.append(Segment(batch, self.spec.shards[0], 0, index(version), index(steps)))
         version, weights = state["weights"]
         if weights is not None:
             own, _ = acting_state(self.player.algorithm)

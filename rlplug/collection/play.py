@@ -27,7 +27,7 @@ from rlplug.collection.stepping import make_shard
 from rlplug.context import EnvShard, RunContext
 from rlplug.contract.jobs import check_job
 from rlplug.distributed.rng import global_state, load_global_state, seed_global_from
-from rlplug.functional.returns import ended
+from rlplug.functional.returns import by_name, ended
 from rlplug.host import on_cpu
 from rlplug.nn.lanes import Lanes
 from rlplug.types import Batch, Mode, NamedWeights, Role, RunError, Tree, Weights, groups_of
@@ -143,11 +143,11 @@ class Player:
                 segment = collector.collect(CHUNK, modes[""], ends, None if lanes else acting[0] or None)
                 check_segment(segment, 0, shard.env_ids)
                 check_bounds(segment, 0, shard.env_ids, collector.bounds, self.ctx.beyond, f" of {self.name}")
-                if collector.failed_episodes > quota.sum():
-                    times, ended = collector.failed_episodes, f"{len(kept.played)} of {quota.sum() * len(jobs)}"
-                    raise RunError(f"the environments of {self.name} failed in {times} episodes, and ended {ended}")
-                kept.add(on_cpu(segment if whole else keep(segment)))
+                kept.add(on_cpu(segment if whole else keep(segment)), collector.episode_metrics())
                 self.ended = len(kept.played), max(len(kept.played), int(quota.sum()) * len(jobs))
+                if collector.failed_episodes > quota.sum():
+                    said = f"failed in {collector.failed_episodes} episodes, and ended {len(kept.played)}"
+                    raise RunError(f"the environments of {self.name} {said} of {quota.sum() * len(jobs)}")
         if not kept.played:
             return [{}]
         played = [kept.batch(range(i, i + n)) for i in range(0, n * len(jobs), n)]
@@ -245,7 +245,7 @@ class EpisodeSplitter:
     def __init__(self, quota: np.ndarray, max_steps: int, groups: Sequence[str] = (), steps: int = 0) -> None:
         self.left, self._steps_left = quota.copy(), [steps] * len(quota)
         self.max_steps, self.groups = max_steps, groups
-        self.played: list[tuple[float, int, Batch, int, list[float]]] = []  # return, length, rows, column, of groups
+        self.played: list[tuple[Any, ...]] = []  # return, length, rows, metrics, column, returns of groups
         self.reset()
 
     def reset(self) -> None:
@@ -254,10 +254,13 @@ class EpisodeSplitter:
         self._counted, self.capped = EpisodeStats(n, self.groups), np.zeros(n, np.bool_)
         self._rows: list[list[Batch]] = [[] for _ in range(n)]  # rows of the open episode of every column
         self._steps = np.zeros(n, np.int64)
-        self._ended: list[deque[Batch]] = [deque() for _ in range(n)]
+        self._ended: list[deque[tuple[Batch, Mapping[str, float]]]] = [deque() for _ in range(n)]
+        self._metrics: list[deque[Mapping[str, float]]] = [deque() for _ in range(n)]  # of episodes that ended
 
-    def add(self, segment: Batch) -> None:
-        """Add a segment ``[T+1, B]``, truncating episodes at ``max_steps``."""
+    def add(self, segment: Batch, metrics: Sequence[tuple[int, Mapping[str, float]]] = ()) -> None:
+        """Add a segment ``[T+1, B]``, truncating episodes at ``max_steps``, and ``metrics``; see ``EnvTraits``."""
+        for b, own in metrics:
+            self._metrics[b].append(own)
         arrays, over = tree.map(torch.Tensor.numpy, segment), ended(segment).numpy()
         for b in range(len(self.left)):
             self._cut(arrays, over[:, b], b)
@@ -266,7 +269,7 @@ class EpisodeSplitter:
             if self.left[b]:
                 self._steps_left[b] -= length
                 self.left[b] = max(self.left[b] - 1, self._steps_left[b] > 0)
-                self.played.append((total, length, self._ended[b].popleft(), b, by_group))
+                self.played.append((total, length, *self._ended[b].popleft(), b, by_group))
 
     def _cut(self, arrays: Batch, over: np.ndarray, b: int) -> None:
         """Add the episodes of a column, which end where ``over [T]``, and keep the rows of the open one."""
@@ -285,7 +288,7 @@ class EpisodeSplitter:
             if self.left[b]:
                 self._rows[b].append(tree.take(arrays, (rows[:n], b)))
             if over[last] or self.capped[b]:
-                self._end(arrays, b, last + 1)
+                self._end(arrays, b, last + 1, self._metrics[b].popleft() if over[last] and self._metrics[b] else {})
             rows = rows[len(rows) if self.capped[b] else n :]
 
     def _truncate(self, arrays: Batch, b: int, last: int) -> None:
@@ -296,14 +299,14 @@ class EpisodeSplitter:
             if "alive" in part:
                 part["alive"][last + 1 :, b] = False
 
-    def _end(self, arrays: Batch, b: int, final: int) -> None:
+    def _end(self, arrays: Batch, b: int, final: int, metrics: Mapping[str, float]) -> None:
         """Assemble an episode; row ``final`` is its final observation."""
         if self.left[b]:
             row = tree.take(arrays, (np.array([final]), b))
             for part in (row, *groups_of(row).values()):
                 for key in CORE.keys() & part.keys():
                     part[key][:] = 0
-            self._ended[b].append(tree.cat([*self._rows[b], row]))
+            self._ended[b].append((tree.cat([*self._rows[b], row]), metrics))
         self._rows[b], self._steps[b] = [], 0
 
     def drain(self) -> list[Batch]:
@@ -323,12 +326,12 @@ class EpisodeSplitter:
 
     def batch(self, columns: range) -> tuple[Batch, Batch]:
         """Return the episodes of ``columns`` as ``[L+1, episodes]``, in order of their ends, and ``OF_EPISODE``."""
-        played = [episode for episode in self.played if episode[3] in columns]
-        returns, lengths, episodes, _, by_group = zip(*played, strict=True)
+        played = [episode for episode in self.played if episode[4] in columns]
+        returns, lengths, episodes, metrics, _, by_group = zip(*played, strict=True)
         longest = np.arange(max(lengths) + 1)
         padded = [tree.take(rows, np.minimum(longest, n)) for n, rows in zip(lengths, episodes, strict=True)]
         batch = tree.map(lambda *leaves: torch.from_numpy(np.stack(leaves, 1)), *padded)
         numbers = {"return": torch.tensor(returns, dtype=torch.float64), "length": torch.tensor(lengths)}
         numbers |= {"success": batch["is_success"][-1].double()} if "is_success" in batch else {}
         groups = dict(zip(self.groups, torch.tensor(by_group, dtype=torch.float64).unbind(-1), strict=True))
-        return batch, numbers | ({"returns": groups} if groups else {})
+        return batch, numbers | by_name(metrics) | ({"returns": groups} if groups else {})

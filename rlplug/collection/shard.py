@@ -19,6 +19,7 @@ from rlplug.compiler.compiler import Compiler
 from rlplug.context import EnvShard, RunContext
 from rlplug.contract import results
 from rlplug.envs.checking import Bounds
+from rlplug.envs.episode_metrics import drained
 from rlplug.envs.silence import watched
 from rlplug.host import OneCopy, copied, on_device, to_array
 from rlplug.types import Batch, Mode, Tree, Weights
@@ -148,9 +149,9 @@ class ShardCollector:
                 check_segment(self._memory[rows].tensors, env_steps, self.shard.env_ids)
             raise
 
-    def episode_metrics(self) -> list[dict[str, float]]:
-        """Return the environments' own metrics of each episode that ended since the last call."""
-        return self.env.traits.metrics() if self.env.traits.metrics else []
+    def episode_metrics(self) -> list[tuple[int, dict[str, float]]]:
+        """Return column and metrics of each episode that ended since the last call; see ``EnvTraits.metrics``."""
+        return drained(self.env.traits)
 
     def _play(self, memory: SegmentMemory, rows: int, stop: Callable[[], bool] | None) -> Batch:
         """Play transitions from the open row, keep the last row open, and return ``[rows + 1, B, ...]``."""

@@ -156,7 +156,7 @@ class RecordingCollector:
         most = max(int(rows[b :: self.shard.num_envs].sum()) for b in range(self.shard.num_envs))
         return SegmentSpec(row, AutoresetMode.NEXT_STEP, (every,), steps=self.recording.steps(), rows=most)
 
-    def episode_metrics(self) -> list[dict[str, float]]:
+    def episode_metrics(self) -> list[tuple[int, dict[str, float]]]:
         return []
 
     def collect(self, rows: int, *args: Any, **options: Any) -> Batch:
@@ -220,7 +220,7 @@ class MixedCollector:
         recorded = self.recorded.collect(rows)
         return tree.cat([recorded, on_cpu(self.played.collect(rows, *args, **options))], 1)
 
-    def episode_metrics(self) -> list[dict[str, float]]:
+    def episode_metrics(self) -> list[tuple[int, dict[str, float]]]:
         return self.played.episode_metrics()
 
     def state(self) -> Tree:

@@ -15,6 +15,7 @@ from rlplug import tree
 from rlplug.api import Context, EnvTraits, VecEnv
 from rlplug.envs.checking import check_seeds
 from rlplug.envs.games import Game, GameSimulator, TurnGame
+from rlplug.envs.matrix_games import MatrixGame
 from rlplug.envs.on_device import GOLDEN, first_counter, uniform
 from rlplug.types import Batch, ConfigError, EnvSpec, RunError, Tree, groups_of
 
@@ -22,8 +23,8 @@ from rlplug.types import Batch, ConfigError, EnvSpec, RunError, Tree, groups_of
 class GameEnv(VecEnv):
     """Runs a ``Game`` in every column, on the learner's device; rows and actions are arrays of the host.
 
-    An episode's initial state depends only on its column's seed and its number. A ``TurnGame`` is also a simulator for
-    planners.
+    An episode's initial state depends only on its column's seed and its number. A ``TurnGame`` or a
+    ``MatrixGame`` offers a simulator, for planners unless it ``hides`` its state.
 
     Args:
         game: its constants are on ``ctx.device``.
@@ -40,7 +41,7 @@ class GameEnv(VecEnv):
             raise ConfigError("eval.record", "games cannot render; use 0")
         self.game, self.limit, self.env_ids, self.device = game, max_episode_steps, ctx.env_ids, ctx.device
         self.spec: EnvSpec = replace(game.spec, max_episode_steps=max_episode_steps or game.spec.max_episode_steps)
-        offers = partial(GameSimulator, game) if isinstance(game, TurnGame) and not game.hides else None
+        offers = partial(GameSimulator, game) if isinstance(game, TurnGame | MatrixGame) else None
         self.traits = EnvTraits(check_bounds=False, simulator=offers)
         self._draws = torch.arange(1, game.noise_size + 1, device=ctx.device) * GOLDEN
         self._stride = torch.tensor(game.noise_size, device=ctx.device) * GOLDEN

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -10,6 +12,7 @@ from gymnasium.spaces import Box, Discrete, MultiBinary, Space
 from torch import Tensor
 
 from rlplug.api import Simulator
+from rlplug.functional.best_response import GameTree, Policy
 from rlplug.types import Batch, EnvSpec, Group, Tree
 
 MOST_CELLS = 10
@@ -27,7 +30,7 @@ class Game:
     spec: EnvSpec
     noise_size: int = 0
     hides: bool = False
-    """whether a state has more than the players know, so that no planner may use it"""
+    """whether a state has more than the players know: rows lack it, so that no planner can begin from them"""
 
     def initial(self, noise: Tensor) -> Tree:
         """Return initial states from uniform noise ``[B, noise_size]`` in [0, 1)."""
@@ -46,6 +49,16 @@ class Game:
         """Return ``obs``, ``alive`` and extras of states, ``[B, ...]``, nested by several groups."""
         raise NotImplementedError(f"{type(self).__name__}.row")
 
+    def exploitability(self, policies: Sequence[Policy]) -> float | None:
+        """Return the mean over players of what a best response gains; 0 in an equilibrium, half of NashConv.
+
+        Each player draws one of ``policies`` before the game, all with equal probability, and plays it throughout.
+
+        Returns:
+            In units of the reward of an episode; None, the default: it is not known exactly.
+        """
+        return None
+
 
 class TurnGame(Game):
     """A zero-sum game of two players in turn. Its state is one tensor ``[B, S]``.
@@ -61,7 +74,8 @@ class TurnGame(Game):
 
     def __init__(self, obs: Space[Any], num_actions: int, env_state: Space[Any], max_moves: int) -> None:
         players = Group(obs, Discrete(num_actions), ("first", "second"))
-        extras: dict[str, Space[Any]] = {"action_mask": MultiBinary(num_actions), "env_state": env_state}
+        extras: dict[str, Space[Any]] = {"action_mask": MultiBinary(num_actions)}
+        extras |= {} if self.hides else {"env_state": env_state}
         self.spec = EnvSpec({"players": players}, extras, max_moves)
         self.num_actions = num_actions
 
@@ -101,7 +115,26 @@ class TurnGame(Game):
         turn = torch.arange(2, device=state.device) == self.player(state)[:, None]
         mask = torch.where(turn[..., None], legal[:, None], waits) | over[:, None, None]
         row = {"obs": self.observe(state), "alive": ~over[:, None].repeat(1, 2)}
-        return row | {"action_mask": mask, "env_state": state}
+        return row | {"action_mask": mask} | ({} if self.hides else {"env_state": state})
+
+    def starts(self) -> tuple[Tensor, Tensor] | None:
+        """Return all initial states ``[n, S]`` and their probabilities ``[n]`` float64; None, the default: unknown."""
+        return None
+
+    def best_responses(self, policies: Sequence[Policy]) -> Tensor | None:
+        """Return what a best response to ``policies`` is paid as each player, ``[2]``; None if the game is too large.
+
+        See ``GameTree.best_responses``.
+        """
+        return self._tree and self._tree.best_responses(policies)
+
+    def exploitability(self, policies: Sequence[Policy]) -> float | None:
+        paid = self.best_responses(policies)  # the policies pay both players 0 in all
+        return None if paid is None else paid.mean().item()
+
+    @cached_property
+    def _tree(self) -> GameTree | None:
+        return GameTree.of(self)
 
 
 class LineGame(TurnGame):
@@ -136,6 +169,9 @@ class LineGame(TurnGame):
 
     def initial(self, noise: Tensor) -> Tensor:
         return torch.zeros(len(noise), self.height * self.width, dtype=torch.int8, device=noise.device)
+
+    def starts(self) -> tuple[Tensor, Tensor]:
+        return self.initial(self._lines[:1]), self._lines.new_ones(1, dtype=torch.float64)
 
     def player(self, state: Tensor) -> Tensor:
         return (state != 0).sum(1) % 2
@@ -195,6 +231,10 @@ class KuhnPoker(TurnGame):
 
     def initial(self, noise: Tensor) -> Tensor:
         return self._deals[(noise[:, 0] * len(self.DEALS)).long()]
+
+    def starts(self) -> tuple[Tensor, Tensor]:
+        n = len(self.DEALS)
+        return self._deals, self._deals.new_full((n,), 1 / n, dtype=torch.float64)
 
     def player(self, state: Tensor) -> Tensor:
         return (state[:, 2:] >= 0).sum(1) % 2
@@ -266,29 +306,39 @@ class Minimax:
 
 
 class GameSimulator(Simulator):
-    """A game of two players in turn for planners, which step from any ``env_state``."""
+    """Steps a game of one group of agents from any of its states, which are tensors."""
 
-    def __init__(self, game: TurnGame) -> None:
+    def __init__(self, game: Game) -> None:
         self.game = game
 
+    @property
+    def hides(self) -> bool:
+        """Return whether rows of the environment lack the state."""
+        return self.game.hides
+
     def step(self, env_state: Tensor, action: Tensor) -> Batch:
-        """Return the row after ``action [B, 2]``, with ``reward``, ``terminated`` and ``truncated`` of this one."""
+        """Return the row after ``action [B, N]``, with ``reward``, ``terminated`` and ``truncated`` of this one."""
         after, result = self.game.move(env_state, action)
-        over = self.terminated({"next_env_state": after})
-        return self.game.row(after) | result | {"terminated": over, "truncated": torch.zeros_like(over)}
+        row = self.game.row(after) | {"env_state": after}
+        return row | result | {"terminated": ~row["alive"], "truncated": torch.zeros_like(row["alive"])}
 
     def player(self, env_state: Tensor) -> Tensor:
-        """Return the index of the player to move, ``[B]``."""
+        """Return the index of the player to move in a game in turn, ``[B]``."""
+        assert isinstance(self.game, TurnGame)
         return self.game.player(env_state)
 
     def reward(self, batch: Batch) -> Tensor:
         return self.step(batch["env_state"], batch["action"])["reward"]
 
     def terminated(self, batch: Batch) -> Tensor:
-        return self.game.over(batch["next_env_state"])[:, None].repeat(1, 2)
+        return ~self.game.row(batch["next_env_state"])["alive"]
 
     def minimax(self) -> Minimax | None:
         """Return exact values and best moves of every state; None if there are too many."""
         if isinstance(self.game, LineGame) and self.game.height * self.game.width <= MOST_CELLS:
             return Minimax(self.game)
         return None
+
+    def exploitability(self, policies: Sequence[Policy]) -> float | None:
+        """Return ``Game.exploitability``."""
+        return self.game.exploitability(policies)

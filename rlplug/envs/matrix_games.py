@@ -11,6 +11,7 @@ from gymnasium.spaces import Box, Discrete, Space
 from torch import Tensor
 
 from rlplug.envs.games import Game
+from rlplug.functional.best_response import Policy
 from rlplug.types import Batch, EnvSpec, Group
 
 CLIMBING = ((11.0, -30.0, 0.0), (-30.0, 7.0, 6.0), (0.0, 0.0, 5.0))
@@ -39,24 +40,37 @@ def rock_paper_scissors(variant: str) -> np.ndarray:
 
 
 def best_response(payoff: np.ndarray, strategy: np.ndarray) -> tuple[int, float]:
-    """Return the first player's best action against the other's ``strategy [A]``, and its expected payoff."""
+    """Return a player's best action against the other's ``strategy [A]``, and its expected payoff.
+
+    Args:
+        payoff: of the player, ``[A, A]``, indexed by its own action and the other's.
+    """
     values = payoff @ strategy
     return int(values.argmax()), float(values.max())
 
 
 def exploitability(payoff: np.ndarray, strategy: np.ndarray) -> float:
-    """Return how much a best response gains against ``strategy [A]`` in a symmetric zero-sum game; 0: equilibrium."""
-    return best_response(payoff, strategy)[1]
+    """Return the mean over players of what a best response gains where both play ``strategy [A]``; 0: equilibrium.
+
+    It is half of NashConv (Lanctot et al. 2017, arXiv:1711.00832, section 2).
+
+    Args:
+        payoff: of each agent, ``[2, A, A]``, indexed by the actions of the first and the second.
+    """
+    own = payoff[0], payoff[1].T  # indexed by the player's own action and the other's
+    return float(np.mean([best_response(of, strategy)[1] - strategy @ of @ strategy for of in own]))
 
 
 class MatrixGame(Game):
     """Both agents act at once and are paid by matrices, ``rounds`` times. They observe the constant 1.
 
-    A state is the number of played rounds, ``[B]`` int64.
+    A state is the number of played rounds, ``[B]`` int64, which they do not know.
 
     Args:
         payoff: of each agent, ``[2, A, A]``, indexed by the actions of the first and the second.
     """
+
+    hides = True
 
     def __init__(self, payoff: np.ndarray, rounds: int, device: torch.device | None = None) -> None:
         one = Box(0.0, 1.0, (1,), np.float32)
@@ -77,6 +91,16 @@ class MatrixGame(Game):
     def row(self, state: Tensor) -> Batch:
         ones = torch.ones(len(state), 2, 1, device=state.device)
         return {"obs": ones, "alive": (state < self.rounds)[:, None].repeat(1, 2), "state": ones[:, 0]}
+
+    def exploitability(self, policies: Sequence[Policy]) -> float:
+        """Return the mean over players of what a best response gains in all rounds; see ``Game.exploitability``.
+
+        Players cannot tell rounds apart, so a best response plays the same action in all.
+        """
+        one = self.payoff.new_ones(1, 1)
+        actions = torch.ones(1, self.payoff.shape[1], dtype=torch.bool, device=one.device)
+        strategies = torch.cat([policy(one, actions) for policy in policies]).double()
+        return self.rounds * exploitability(self.payoff.cpu().numpy(), strategies.mean(0).cpu().numpy())
 
 
 class TwoStepGame(Game):

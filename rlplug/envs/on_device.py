@@ -16,11 +16,14 @@ from torch import Tensor
 from rlplug import tree
 from rlplug.api import Context, EnvTraits, Simulator, VecEnv
 from rlplug.envs.checking import check_seeds
+from rlplug.envs.device_metrics import DeviceMetrics
 from rlplug.envs.spaces import single_agent
 from rlplug.types import Batch, ConfigError, Tree
 
 GOLDEN, MIX_1, MIX_2 = (value - 2**64 for value in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
 """constants of SplitMix64 as signed integers, whose products wrap around equally"""
+STATE = ("counter", "length", "over", "state")
+"""tensors that determine the next rows"""
 
 
 class OnDevice(VecEnv):
@@ -63,9 +66,10 @@ class OnDevice(VecEnv):
         if ctx.render:
             raise ConfigError("eval.record", "environments on a device cannot render; use 0")
         self.device, self.num_envs, self.limit = ctx.device, len(ctx.env_ids), max_episode_steps
+        self._metrics = DeviceMetrics()
         recorded = vars(type(self)).get("traceable", False)  # not inherited
-        simulator = partial(DeviceSimulator, self)
-        self.traits = EnvTraits(check_bounds=False, device=ctx.device, traceable=recorded, simulator=simulator)
+        offers: Any = {"simulator": partial(DeviceSimulator, self), "metrics": self._metrics.drain}
+        self.traits = EnvTraits(check_bounds=False, device=ctx.device, traceable=recorded, **offers)
         spec = single_agent(obs, action, max_episode_steps, mask_size=mask_size)
         state = Box(-np.inf, np.inf, ((state_size or noise_size) + 2,), np.float64)
         self.masked, self.spec = mask_size is not None, replace(spec, extras=spec.extras | {"env_state": state})
@@ -90,6 +94,17 @@ class OnDevice(VecEnv):
     def allowed(self, state: Tensor) -> Tensor:
         """Return which actions a state ``[S, B]`` that has not ended allows, ``[B, A]`` bool."""
         raise NotImplementedError(f"{type(self).__name__}.allowed")
+
+    def measured(self, state: Tensor, over: Tensor) -> dict[str, Tensor]:
+        """Return metrics of the environment's own by name, ``[B]``, of the states ``[S, B]`` that a step led to.
+
+        Their means over the steps of an episode are logged. NaN: a column has none in this step. This must be a pure
+        function.
+
+        Args:
+            over: whether the step ended the episode, ``[B]``.
+        """
+        return {}
 
     def paid(self, obs: Tensor, action: Tensor, next_obs: Tensor) -> tuple[Tensor, Tensor]:
         """Return reward and termination ``[B]`` of transitions that only their observations tell, for learned dynamics.
@@ -116,6 +131,7 @@ class OnDevice(VecEnv):
         self._length = torch.zeros_like(self._counter)
         self._over = torch.zeros_like(self._counter, dtype=torch.bool)
         self._state = self.initial(self._noise())
+        self._metrics.begin(self.measured(self._state, self._over))
         return self.row(self._state, self._length, self._over, self._over)
 
     def step(self, action: Tensor) -> Batch:
@@ -128,13 +144,13 @@ class OnDevice(VecEnv):
         terminated = terminated & going
         truncated = (self._length >= self.limit) & terminated.logical_not()
         torch.logical_or(terminated, truncated, out=self._over)
+        self._metrics.add(self.measured(self._state, self._over), going, self._over)
         said = {"reward": (reward * going).float(), "terminated": terminated, "truncated": truncated}
         return self.row(self._state, self._length, self._over, terminated) | said
 
     def state(self) -> Tree:
         """Return the state that determines the columns' next rows."""
-        names = ("counter", "length", "over", "state")
-        return {name: getattr(self, f"_{name}").clone() for name in names}
+        return {name: getattr(self, f"_{name}").clone() for name in STATE} | self._metrics.state()
 
     def load(self, state: Tree) -> None:
         """Restore ``state``.
@@ -144,7 +160,8 @@ class OnDevice(VecEnv):
         """
         if hasattr(self, "_state"):
             tree.check_like(self.state(), state, "env", exact=True)
-        for name, values in state.items():
+        self._metrics.load(state)
+        for name, values in tree.only(state, STATE).items():
             if (own := getattr(self, f"_{name}", None)) is None:
                 setattr(self, f"_{name}", values.to(self.device, copy=True))
             else:  # a captured graph reads this memory

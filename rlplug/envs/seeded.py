@@ -84,7 +84,7 @@ class SeededList:
         """
         check_seeds(seeds, self.num_envs)
         self._seeds = [int(seed) for seed in seeds]
-        self._metrics.drain()
+        self._metrics.clear()
         self.assign(tasks)
         for i in range(self.num_envs):
             self._begin(i, 0)
@@ -112,7 +112,7 @@ class SeededList:
             "episodes": list(self._episodes),
             "actions": [self._joined(log) for log in self._actions],
             "obs": tree.map(np.array, observed(self.spec, self._first)),
-            METRICS: list(self._metrics.ended),
+            METRICS: [own for _, own in self._metrics.ended if own],
         } | ({} if self.spec.tasks is None else {"tasks": _stored(self._tasks), "next_tasks": _stored(self._next)})
 
     def load(self, state: Tree) -> None:
@@ -123,7 +123,8 @@ class SeededList:
             self._begin(i, episode)
             self._replay(i, actions)
         self._next = _scalars(state.get("next_tasks", nothing))
-        self._metrics.ended = list(state.get(METRICS, ()))  # also without those of episodes that end in the replay
+        # without those of episodes that end in the replay; the others are not assigned to columns any more
+        self._metrics.ended = [(0, own) for own in state.get(METRICS, ())]
         if not equal(observed(self.spec, self._first), state["obs"]):
             warnings.warn(
                 f"{self.envs[0]} is not deterministic: replaying equal seeds and actions gave a different"

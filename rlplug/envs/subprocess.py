@@ -256,11 +256,11 @@ class _Worker:
         return RunError(f"the worker process of environments {few} {how}{hint}")
 
 
-def _metrics(workers: Sequence[_Worker]) -> list[dict[str, float]]:
-    """Return the metrics of the episodes that ended since the last call."""
+def _metrics(workers: Sequence[_Worker]) -> list[tuple[int, dict[str, float]]]:
+    """Return column and metrics of the episodes that ended since the last call."""
     for worker in workers:
         worker.send(("metrics", None))
-    return [episode for worker in workers for episode in worker.receive()[0]]
+    return [(worker.columns[i], own) for worker in workers for i, own in worker.receive()[0]]
 
 
 def _end(workers: Sequence[_Worker]) -> None:

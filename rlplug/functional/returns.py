@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -158,7 +159,7 @@ def episode_sums(
 
 
 def episode_metrics(batch: Batch, spec: EnvSpec | None = None) -> dict[str, float]:
-    """Return mean and standard deviation of ``return [B]``, mean ``length`` and ``success`` of complete episodes.
+    """Return mean and standard deviation of ``return [B]``, and the means of ``length``, ``success`` and ``metrics``.
 
     Given the ``spec`` of an environment with agents, also the mean return of every group and agent.
     """
@@ -171,13 +172,47 @@ def episode_metrics(batch: Batch, spec: EnvSpec | None = None) -> dict[str, floa
         }
         | ({"eval/success_mean": float(np.asarray(batch["success"]).mean())} if "success" in batch else {})
         | {f"eval/return/{name}": mean for name, mean in (_agent_returns(batch, spec) if spec is not None else ())}
+        | own_means(batch)
     )
 
 
 def metrics_of_jobs(played: Sequence[Batch]) -> dict[str, float]:
     """Return ``episode_metrics`` of the episodes of several jobs, as ``Play`` yields them."""
     keys = [key for key in ("return", "length", "success") if key in played[0]]
-    return episode_metrics({key: torch.cat([batch[key] for batch in played]) for key in keys})
+    return episode_metrics({key: torch.cat([batch[key] for batch in played]) for key in keys} | own_metrics(played))
+
+
+def own_means(batch: Batch) -> dict[str, float]:
+    """Return the means ``eval/<name>`` of the environment's own ``metrics``, each over the episodes that have it."""
+    each = ((name, np.asarray(values)) for name, values in batch.get("metrics", {}).items())
+    given = {f"eval/{name}": values[~np.isnan(values)] for name, values in each}
+    # math.fsum does not depend on the order of the episodes
+    return {name: math.fsum(values) / len(values) for name, values in given.items() if len(values)}
+
+
+def by_name(metrics: Sequence[Mapping[str, float]]) -> Batch:
+    """Return ``{"metrics": ...}`` of episodes, given those of each; ``{}``: there are none."""
+    names = sorted({name for own in metrics for name in own})
+    found = {name: torch.tensor([own.get(name, math.nan) for own in metrics], dtype=torch.float64) for name in names}
+    return {"metrics": found} if found else {}
+
+
+def by_episode(batch: Batch) -> list[dict[str, float]]:
+    """Return the ``metrics`` of each episode; undoes ``by_name``."""
+    found = {name: values.tolist() for name, values in batch.get("metrics", {}).items()}
+    rows = (dict(zip(found, row, strict=True)) for row in zip(*found.values(), strict=True))
+    return [{name: x for name, x in row.items() if not math.isnan(x)} for row in rows]
+
+
+def own_metrics(played: Sequence[Batch]) -> Batch:
+    """Return ``{"metrics": ...}`` of the episodes of several batches, of which some may lack a metric; ``{}``: none."""
+    names = sorted({name for batch in played for name in batch.get("metrics", ())})
+
+    def of(batch: Batch, name: str) -> Tensor:
+        return batch.get("metrics", {}).get(name, torch.full_like(batch["return"], math.nan))
+
+    found = {name: torch.cat([of(batch, name) for batch in played]) for name in names}
+    return {"metrics": found} if found else {}
 
 
 def _agent_returns(batch: Batch, spec: EnvSpec) -> Iterator[tuple[str, float]]:

@@ -49,8 +49,7 @@ class OptimizerState:
         self.calls = state["calls"]
         load_checked(self.optim.optimizer, state["optimizer"])
         for group, own, saved in zip(self.optim.optimizer.param_groups, self._options, state["options"], strict=True):
-            changed = {key: value for key, value in own.items() if repr(value) != saved[key]}  # by a fork
-            group.update(changed)
+            group.update({key: value for key, value in own.items() if repr(value) != saved[key]})  # changed by a fork
             if wrong := [key for key, value in own.items() if _type(group[key]) != _type(value)]:
                 raise ValueError(f"{wrong[0]} of an optimizer is {group[wrong[0]]!r}")
         self._follow_schedule()
@@ -91,8 +90,7 @@ def find_nonfinite(steps: Sequence[GradientStep]) -> str | None:
         named += [(x, f"the loss term {name!r}", step) for name, x in step.terms.items()]
         named += [(x, f"the gradient of part {part!r}", step) for part, norms in step.norms.items() for x in norms]
     tensors = [x for x, _, _ in named]
-    here = all(x.is_cpu for x in tensors)
-    values = [x.item() for x in tensors] if here else torch.stack(tensors).tolist()
+    values = [x.item() for x in tensors] if all(x.is_cpu for x in tensors) else torch.stack(tensors).tolist()
     for value, (_, name, step) in zip(values, named, strict=True):
         if not math.isfinite(value):
             place = f"update {step.update}, environment step {step.env_steps}"

@@ -91,8 +91,7 @@ class Trainer(Run):
         with self.clock.phase("collect"):
             tasks = self.policy.curriculum and self.policy.curriculum.tasks()
             segments = self.collector.poll(self.orders.submit(self.collector, mode, tasks))
-            steps = [self._receive(segment) for segment in segments]
-            self.progress.env_steps += (n := self.agreement.reach(sum(steps)))
+            self.progress.env_steps += (n := self.agreement.reach(sum(map(self._receive, segments))))
             self._refill(n)
         if self.collector.spec.steps is not None:
             self.policy.normalizer.commit()  # acting does not depend on datasets
@@ -130,6 +129,7 @@ class Trainer(Run):
             self.progress.env_steps += int(ended[i]["length"].sum())
             if i in own:  # those of other ranks are gathered for logging
                 self.episodes.add_whole(ended[i])
+                self.reports.user.add_job(ended[i])
                 self.hooks.hook.rlplug_played(run=self, job=job, batch=ended[i])
                 if store:
                     self.buffer.add(segment)

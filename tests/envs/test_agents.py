@@ -153,7 +153,7 @@ def test_workers_give_the_rows_of_a_list_also_after_a_resume():
 
 @pytest.mark.parametrize("vectorization", ["list", "subprocess"])
 def test_metrics_of_agents_are_averaged_per_episode(vectorization):
-    env = made("Scored", "ab abc a", vectorization=vectorization, workers=1)
+    env = made("Scored", "ab abc a", vectorization=vectorization, workers=2)
     given = np.zeros((kit.COLUMNS, 3), np.int64)
     try:
         env.reset(range(kit.COLUMNS))
@@ -165,7 +165,7 @@ def test_metrics_of_agents_are_averaged_per_episode(vectorization):
         env.load(state)  # replays two of three steps
         env.step(given)
         expected = {"age": pytest.approx((1 + 1 + 2 + 2 + 1 + 3) / 6), "left": 1.0}
-        assert env.traits.metrics() == [expected] * kit.COLUMNS
+        assert env.traits.metrics() == [(i, expected) for i in range(kit.COLUMNS)]
         assert env.traits.metrics() == []
         env.load(state)
         assert env.traits.metrics() == []

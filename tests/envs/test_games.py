@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 
 import numpy as np
 import pyspiel
 import pytest
 import torch
+from open_spiel.python import policy as openspiel_policy
+from open_spiel.python.algorithms.exploitability import nash_conv
 from pettingzoo.classic import connect_four_v3, tictactoe_v3
 
 from rlplug import tree
@@ -66,10 +69,55 @@ def test_matrices_pay_both_or_the_opposite():
 def test_only_the_equilibrium_is_not_exploitable(variant, equilibrium):
     payoff = rock_paper_scissors(variant)
     assert (payoff == -payoff.T).all()
-    assert exploitability(payoff, np.array(equilibrium)) == pytest.approx(0.0, abs=1e-12)
+    both = np.stack([payoff, -payoff])
+    assert exploitability(both, np.array(equilibrium)) == pytest.approx(0.0, abs=1e-12)
     rock = np.eye(len(payoff))[0]
     assert best_response(payoff, rock)[0] in (1, 4)  # paper, or spock
-    assert exploitability(payoff, rock) == (payoff @ rock).max() > 0
+    assert exploitability(both, rock) == (payoff @ rock).max() > 0
+
+
+def always(*chances):
+    """Return a policy that plays the legal actions in proportion to ``chances``."""
+
+    def policy(obs, legal):
+        weights = torch.tensor(chances) * (legal | ~legal.any(1, keepdim=True))
+        return weights / weights.sum(1, keepdim=True)
+
+    return policy
+
+
+@pytest.mark.parametrize(
+    ("variant", "policies", "gain"),
+    [
+        ("standard", [(1.0, 1.0, 1.0)], 0.0),
+        ("standard", [(1.0, 0.0, 0.0)], 1.0),  # paper
+        ("standard", [(1.0, 0.0, 0.0), (0.0, 1.0, 0.0), (0.0, 0.0, 1.0)], 0.0),  # one of them is drawn
+        ("weighted", [(1.0, 0.0, 0.0)], 1.0),  # paper wins 1
+        ("weighted", [(0.0, 0.0, 1.0)], 3.0),  # rock wins 3
+        ("weighted", [(1.0, 1.0, 1.0)], 2 / 3),  # rock: 3 or -1
+        ("weighted", [(2.0, 3.0, 1.0)], 0.0),
+    ],
+)
+def test_a_best_response_gains_what_a_policy_of_a_matrix_game_gives_away(variant, policies, gain):
+    model = kit.make("rock_paper_scissors", variant=variant, rounds=4).traits.simulator()
+    assert model.exploitability([always(*one) for one in policies]) == pytest.approx(4 * gain, abs=1e-6)
+
+
+def test_a_gain_is_relative_to_what_the_policies_pay():
+    model = kit.make("climbing", rounds=1).traits.simulator()  # both are paid the same
+    gains = [model.exploitability([always(*one)]) for one in np.eye(3).tolist()]
+    assert gains == [0.0, 0.0, 0.5]  # nothing is better than 11 and 7; instead of 5, the first agent can get 6
+
+
+def test_a_simulator_of_a_matrix_game_is_that_game():
+    env = kit.make("rock_paper_scissors", variant="weighted", rounds=2)
+    model, state = env.traits.simulator(), torch.tensor([0, 1, 2])
+    assert model.hides
+    assert "env_state" not in env.spec.extras
+    row = model.step(state, torch.tensor([[0, 2]] * 3))
+    assert row["env_state"].tolist() == [1, 2, 2]
+    assert row["reward"].tolist() == [[3.0, -3.0], [3.0, -3.0], [0.0, 0.0]]
+    assert row["terminated"].tolist() == [[False] * 2, [True] * 2, [True] * 2]
 
 
 @pytest.mark.parametrize(("ours", "theirs"), [(tic_tac_toe(), tictactoe_v3), (connect_four(), connect_four_v3)])
@@ -126,6 +174,99 @@ def test_kuhn_poker_is_that_of_openspiel():
         node.apply_action(second)
         leaves += visit(ours.initial(torch.tensor([[(deal + 0.5) / 6]])), node)
     assert leaves == 30
+
+
+def kuhn_policy(bets):
+    """Return the policy that bets with the probabilities ``bets[moves so far][card]``."""
+
+    def policy(obs, legal):
+        card, moves = obs[:, 2:5].argmax(1).tolist(), obs[:, 5:].view(-1, 3, 2)
+        played = ["".join("pb"[one.argmax()] for one in row if one.any()) for row in moves]
+        bet = [bets[before][one] if before in bets else 0.0 for one, before in zip(card, played, strict=True)]
+        return torch.stack([1 - torch.tensor(bet), torch.tensor(bet)], 1)
+
+    return policy
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.2, 1 / 3])
+def test_the_equilibria_of_kuhn_poker_are_not_exploitable(alpha):
+    """Those of Kuhn 1950; the first player loses 1/18."""
+    bets = {"": (alpha, 0.0, 3 * alpha), "pb": (0.0, alpha + 1 / 3, 1.0)}
+    bets |= {"p": (1 / 3, 0.0, 1.0), "b": (0.0, 1 / 3, 1.0)}
+    game = KuhnPoker()
+    assert game.best_responses([kuhn_policy(bets)]).tolist() == pytest.approx([-1 / 18, 1 / 18], abs=1e-7)
+    assert game.exploitability([kuhn_policy(bets)]) == pytest.approx(0.0, abs=1e-7)
+
+
+def test_best_responses_of_kuhn_poker_by_hand():
+    game = KuhnPoker()
+    assert game.best_responses([always(1.0, 0.0)]).tolist() == pytest.approx([1, 1])  # a bet takes the ante
+    # whoever always bets is paid 1 by a jack that folds, and loses 2 to a king; a queen may call or fold
+    assert game.best_responses([always(0.0, 1.0)]).tolist() == pytest.approx([1 / 3, 1 / 3])
+
+
+@pytest.mark.parametrize("copies", [1, 3])
+def test_nash_conv_of_kuhn_poker_is_that_of_openspiel(copies):
+    """Also of a policy that is drawn before the game, whose equal in behavior is what OpenSpiel measures."""
+    theirs = pyspiel.load_game("kuhn_poker")
+    table = openspiel_policy.TabularPolicy(theirs)
+    seen = [(state.history(), state.information_state_tensor(state.current_player())) for state in table.states]
+    rng = np.random.default_rng(0)
+    chances = {tuple(obs): rng.dirichlet([1, 1], copies) for _, obs in seen}
+
+    def policy(copy):
+        ended = np.zeros((copies, 2))
+        return lambda obs, _: torch.tensor(np.array([chances.get(tuple(one), ended)[copy] for one in obs.tolist()]))
+
+    for i, (history, obs) in enumerate(seen):
+        own, weight = chances[tuple(obs)], np.ones(copies)
+        if len(history) == 4:  # the first player has passed before
+            weight = next(chances[tuple(o)][:, 0] for h, o in seen if len(h) == 2 and h[0] == history[0])
+        table.action_probability_array[i] = (weight[:, None] * own).sum(0) / weight.sum()
+    found = KuhnPoker().exploitability([policy(copy) for copy in range(copies)])
+    assert 2 * found == pytest.approx(nash_conv(theirs, table))
+
+
+def perfect_player(obs, legal):
+    """Return equal probabilities of the moves of tic-tac-toe that keep the value."""
+    own, other = obs.flatten(2).unbind(1)
+    sign = 1 - 2 * ((own + other).sum(1, keepdim=True) % 2)
+    best = Minimax(tic_tac_toe()).best(((own - other) * sign).to(torch.int8))
+    return best / best.sum(1, keepdim=True).clamp(min=1)
+
+
+def first_free(obs, legal):
+    return torch.nn.functional.one_hot(legal.float().argmax(1), 9)
+
+
+LINES = [(0, 1, 2), (3, 4, 5), (6, 7, 8), (0, 3, 6), (1, 4, 7), (2, 5, 8), (0, 4, 8), (2, 4, 6)]
+
+
+@functools.cache
+def paid_by_random_moves(seat, board="." * 9):
+    """Return what a best response in a seat is paid in tic-tac-toe, by recursion over boards."""
+    mover = (9 - board.count(".")) % 2
+    if any(board[a] == board[b] == board[c] != "." for a, b, c in LINES):
+        return -1.0 if mover == seat else 1.0
+    after = [board[:a] + "XO"[mover] + board[a + 1 :] for a in range(9) if board[a] == "."]
+    paid = [paid_by_random_moves(seat, each) for each in after]
+    return 0.0 if not paid else max(paid) if mover == seat else sum(paid) / len(paid)
+
+
+def test_best_responses_of_tic_tac_toe_are_exact():
+    game = tic_tac_toe()
+    assert game.exploitability([perfect_player]) == pytest.approx(0.0, abs=1e-7)
+    assert game.best_responses([first_free]).tolist() == [1.0, 1.0]
+    uniform = always(*[1.0] * 9)
+    expected = [paid_by_random_moves(seat) for seat in range(2)]
+    assert game.best_responses([uniform]).tolist() == pytest.approx(expected, abs=1e-6)
+    # of two policies, the one that is drawn before the game is not known
+    mixed, each = game.exploitability([uniform, perfect_player]), [game.exploitability([uniform]), 0.0]
+    assert 0.0 < mixed < sum(each) / 2
+
+
+def test_too_large_a_game_has_no_exact_exploitability():
+    assert connect_four().exploitability([always(*[1.0] * 7)]) is None
 
 
 def test_perfect_play_of_tic_tac_toe_never_loses():

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import csv
+import json
+from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -9,12 +12,16 @@ from typing import Any
 import pytest
 import torch
 
+from rlplug import load
+from rlplug.agents import probabilities
 from rlplug.api import Algorithm
 from rlplug.cli import main
 from rlplug.config import compose
 from rlplug.config.schema import parse
 from rlplug.context import EnvShard
+from rlplug.envs.matrix_games import rock_paper_scissors
 from rlplug.plugins.algo.league import ITSELF, League, Pool
+from rlplug.run import launch
 from rlplug.run.build import build, start
 from rlplug.testing.rank_pool import ranks
 from rlplug.trainer.trainer import Trainer
@@ -39,6 +46,24 @@ def run(tmp_path):
 def league(run: Trainer) -> League:
     assert isinstance(run.algorithm, League)
     return run.algorithm
+
+
+def test_a_league_around_dqn_meets_opponents_before_it_learns(tmp_path: Path):
+    words = [
+        "algo=league",
+        "algo.algo=dqn",
+        "buffer=replay",
+        "env=rock_paper_scissors",
+        "env.rounds=2",
+        "model.hidden=[8]",
+    ]
+    words += ["hardware=cpu", "logger.only=[]", "num_envs=4", "num_steps_sampled_before_learning_starts=64"]
+    with closing(build(compose(words), tmp_path)) as made:
+        start(made)
+        league(made).pool.add(0.9)
+        for mode in ("random", "explore") * 20:
+            made.collect(mode)
+        assert league(made).pool.results.sum() > 0  # games against the copy ended
 
 
 def grid(n: int) -> torch.Tensor:
@@ -235,6 +260,76 @@ def test_scores_of_games_with_several_rounds_are_summed(tmp_path):
                 total = torch.zeros(2) if segment["is_first"][t, b] else total
                 assert torch.allclose(segment["score"][t, b], total)
                 total = total + segment["reward"][t, b] * segment["valid"][t, b]
+
+
+SMALL = ["tuned=none", "algo.every=1", "algo.algo.lr=0.02", "total_steps=512"]
+
+
+def exploitabilities(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """Return the metrics by what follows ``eval/exploitability``."""
+    name = "eval/exploitability"
+    return {key.removeprefix(name): float(value) for key, value in metrics.items() if key.startswith(name) and value}
+
+
+def test_a_run_logs_the_exploitability_of_learner_and_pool(tmp_path):
+    words = [*RUN, *SMALL, "env=rock_paper_scissors", "env.variant=weighted", "algo.size=3", "eval.every=256"]
+    launch.train(compose(words), tmp_path / "run", tell=lambda line: None)
+    payoff, league = rock_paper_scissors("weighted"), load(tmp_path / "run").algorithm
+    one, actions = torch.ones(1, 1), torch.ones(1, 3, dtype=torch.bool)
+    with torch.no_grad():
+        policies = [league.learner, *league.pool.members]
+        learner, *pool = (policy.net.dist({"obs": one}, {})[0].params.exp()[0] for policy in policies)
+    assert torch.allclose(probabilities(league.learner, one, actions)[0], learner)
+    gains = {"": learner, "_greedy": torch.eye(3)[learner.argmax()], "_pool": torch.stack(pool).mean(0)}
+    expected = {name: (payoff @ strategy.numpy()).max() for name, strategy in gains.items()}
+    assert len({*expected.values()}) == 3
+    with (tmp_path / "run" / "metrics.csv").open() as file:
+        rows = [found for row in csv.DictReader(file) if (found := exploitabilities(row))]
+    assert len(rows) == 2
+    assert rows[1] == pytest.approx(expected, abs=1e-5)
+    assert exploitabilities(json.loads((tmp_path / "run" / "summary.json").read_text())) == rows[1]
+
+
+@pytest.mark.parametrize(
+    ("env", "words", "names"),
+    [
+        ("kuhn", [], ["", "_greedy", "_pool"]),
+        ("tictactoe", [], ["", "_greedy"]),
+        ("connect_four", [], []),  # too large
+        ("rock_paper_scissors", ["env.rounds=101"], []),  # too long
+        ("kuhn", ["preprocess.normalize_obs=true"], []),  # a simulator has raw observations
+        ("kuhn", ["model=gru", "model.hidden=8"], []),  # has a memory
+    ],
+)
+def test_games_whose_exploitability_is_known(tmp_path, env, words, names):
+    with closing(trainer(tmp_path, "tuned=none", *words, env=env)) as run:
+        own = league(run)
+        assert [*exploitabilities(own.exploitability(own.learner, []))] == names[:2]
+        own.pool.add(decay=1.0)
+        generators = {role: one.get_state() for role, one in run.ctx.generators.items()}
+        found = own.exploitability(own.learner, own.pool.members)
+        assert [*exploitabilities(found)] == names
+        assert all(torch.equal(state, run.ctx.generators[role].get_state()) for role, state in generators.items())
+
+
+def test_a_learner_without_a_distribution_is_not_measured(run, monkeypatch):
+    own = league(run)
+    monkeypatch.setattr(type(own.learner), "distribution", Algorithm.distribution)
+    assert own.exploitability(own.learner, []) == {}
+
+
+def measured(fabric: Any, raw: Any) -> dict[str, float]:
+    made = build(parse(raw), Path(), fabric)
+    with closing(made):
+        made.loop.run(made)
+        return exploitabilities(made.reports.evaluate(made))
+
+
+def test_two_ranks_measure_the_exploitability_of_one():
+    words = [*RUN, *SMALL, "env=kuhn", "algo.size=3"]
+    alone = measured(None, compose(words).raw)
+    assert len({*alone.values()}) == 3
+    assert ranks(2)(measured, compose([*words, "hardware=2cpu"]).raw) == [pytest.approx(alone, abs=1e-5)] * 2
 
 
 @pytest.mark.parametrize(

@@ -168,7 +168,7 @@ def updated(fabric: Any, raw: Any, kill: Callable[[], None] = lambda: None) -> A
             trainer.agreement.stop = 15 * (len(metrics) == 2)
             return losses
 
-        trainer.update, trainer.reports = counted, SimpleNamespace(report=lambda run: None)  # without files
+        trainer.update, trainer.reports.report = counted, lambda run: None  # without files
         kill()
         trainer.loop.run(trainer)
         state = {key: x.clone() for key, x in trainer.algorithm.state_dict().items()}
@@ -232,7 +232,7 @@ def test_all_episodes_of_an_update_see_one_filter(words):
 
         seen.append([])
         trainer.play, trainer.update = played, counted
-        trainer.reports = SimpleNamespace(report=lambda run: None)
+        trainer.reports.report = lambda run: None
         trainer.loop.run(trainer)
         assert all(len(of) > 1 and of == of[:1] * len(of) for of in seen[:3]), seen
         assert seen[0][0] != seen[1][0] != seen[2][0]

@@ -19,7 +19,7 @@ from rlplug import tree
 from rlplug.api import Algorithm, Clip, Context, Job, Learner, Losses, Needs, Optim, Play, Segment
 from rlplug.functional import mcts
 from rlplug.functional.opponents import opponent_of
-from rlplug.functional.returns import episode_metrics, gae
+from rlplug.functional.returns import episode_metrics, gae, metrics_of_jobs
 from rlplug.nn import ActorCritic, Adam
 from rlplug.nn.ranked import RankedReturns
 from rlplug.settings import NonNegativeFloat, PositiveFloat, PositiveInt, Scheduled, UnitFloat, option, settings
@@ -333,9 +333,9 @@ class AlphaZero(Algorithm):
             for seat in range(2)
         ]
         found: dict[int, list[Tensor]] = {}
-        metrics, means, lengths = dict[str, float](), list[float](), list[Tensor]()
+        metrics, means, played = dict[str, float](), list[float](), list[Batch]()
         for job, batch in play(jobs):
-            lengths.append(batch["length"])
+            played.append(batch)
             paid = torch.where(batch["valid"], batch["reward"][..., job.number % 2], 0.0).sum(0)
             found.setdefault(job.number // 2, []).append(paid)
         for who, paid in found.items():
@@ -346,4 +346,4 @@ class AlphaZero(Algorithm):
             metrics[f"eval/vs_{name}/return_mean"] = means[-1]
         score = sum(means) / len(means)
         metrics |= {"eval/return_mean": score, "eval/return_std": float(np.std(means))}
-        return metrics | {"eval/length_mean": float(torch.cat(lengths).double().mean())}
+        return metrics_of_jobs(played) | metrics

@@ -16,9 +16,9 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from rlplug import tree
-from rlplug.agents import agents_of, spec_of, unfold, view
+from rlplug.agents import Exploitability, agents_of, spec_of, unfold, view
 from rlplug.api import Algorithm, Context, Job, Learner, Losses, Needs, Play, Segment
-from rlplug.functional.returns import ended
+from rlplug.functional.returns import ended, metrics_of_jobs
 from rlplug.settings import AlgoNode, NonNegativeInt, PositiveFloat, PositiveInt, UnitFloat, option, settings
 from rlplug.types import Batch, ConfigError, EnvSpec, Mode
 
@@ -130,7 +130,7 @@ class League(Algorithm):
 
     def __init__(self, cfg: Config, ctx: Context) -> None:
         super().__init__()
-        self.cfg, self.ctx, self.players = cfg, ctx, agents_of(ctx.spec)
+        self.cfg, self.ctx, self.players, self.exploitability = cfg, ctx, agents_of(ctx.spec), Exploitability(ctx)
         keys, own = tuple(key for key in ctx.needs.keys if key not in OWN), spec_of(ctx.spec, self.players, "env")
         self.learner: Algorithm = cfg.algo.build(ctx.child(own, replace(ctx.needs, keys=keys), agents=2))
         self.pool = Pool(self.learner, cfg.size)
@@ -156,9 +156,10 @@ class League(Algorithm):
     def act(self, step: Batch, carry: Batch, mode: Mode) -> tuple[Batch, Batch]:
         """Act for both players: the learner in its seat, its opponent in the other.
 
-        Opponents explore as they did when they were copied, also where the learner is greedy.
+        Opponents explore as they did when they were copied, also where the learner is greedy. Where it acts at random
+        because learning has not started, they do, too.
         """
-        first = step["is_first"]
+        first, theirs = step["is_first"], "random" if mode == "random" else "explore"
         uniform = self.ctx.rand(len(first), 2)
         drawn, seat = self.match(uniform[:, 0], uniform[:, 1], mode)
         opponent, seat = torch.where(first, drawn, carry["opponent"]), torch.where(first, seat, carry["seat"])
@@ -170,7 +171,7 @@ class League(Algorithm):
             columns = opponent == place
             acting = (tree.take(x, seats[columns].flatten()) for x in (rows, memory))
             with self.ctx.apart(columns.nonzero()[:, 0].tolist()):  # so that draws do not depend on who plays here
-                other = self.pool.members[place].act(*acting, "explore")  # pyright: ignore[reportCallIssue]
+                other = self.pool.members[place].act(*acting, theirs)  # pyright: ignore[reportCallIssue]
             others.append((seats[~mine & columns[:, None]], [tree.take(x, ~mine[columns].flatten()) for x in other]))
         found = self.learner.act(rows, memory, mode)
         for index, other in others:
@@ -254,9 +255,9 @@ class League(Algorithm):
         returns = _returns(batch)
         metrics = {"eval/return_mean": returns.mean(), "eval/return_std": returns.std(correction=0)}
         metrics |= {"eval/wins": (returns > 0).double().mean(), "eval/losses": (returns < 0).double().mean()}
-        metrics |= {"eval/length_mean": batch["length"].double().mean(), "eval/elo": pool.rating}
         metrics |= {f"eval/{name}": _returns(of).mean() for name, (_, of) in zip(names, others, strict=True)}
-        return {name: float(value) for name, value in metrics.items()}
+        metrics |= {"eval/elo": pool.rating} | self.exploitability(self.learner, pool.members)
+        return metrics_of_jobs([batch]) | {name: float(value) for name, value in metrics.items()}
 
     def named_policy(self, name: str) -> Algorithm:
         """Return the learner."""

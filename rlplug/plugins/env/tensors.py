@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,8 @@ from torch import Tensor
 from rlplug import tree
 from rlplug.api import Context, EnvTraits, VecEnv
 from rlplug.envs.checking import check_seeds
+from rlplug.envs.device_metrics import DeviceMetrics
+from rlplug.envs.episode_metrics import KEY as METRICS
 from rlplug.envs.spaces import inside_action, order_of, parts_of, single_agent
 from rlplug.script import make
 from rlplug.settings import option, settings
@@ -35,6 +37,9 @@ class Tensors(VecEnv):
     In the mode ``NEXT_STEP``, the step after the end of an episode ignores the action and begins the next one. In
     ``DISABLED``, ``reset(options={"reset_mask": mask})`` is called instead, with a bool tensor ``[B]``; it begins
     episodes in these columns, and returns the observations of all.
+
+    If the ``info`` of ``reset`` has ``metrics``, a dict of tensors ``[B]``, those of its names in the ``info`` of steps
+    are averaged over each episode and logged. NaN: a column has none in this step.
 
     Optional members: ``state()`` and ``load(state)``, a tree of tensors, so that a resumed run continues the episodes;
     ``max_episode_steps``, for information; ``independent = True`` if no column depends on another;
@@ -65,12 +70,14 @@ class Tensors(VecEnv):
             raise ConfigError(KEY, f"{said}; should be AutoresetMode.NEXT_STEP, or DISABLED with a reset_mask")
         obs, action = self.env.single_observation_space, self.env.single_action_space
         self.spec = single_agent(obs, action, getattr(self.env, "max_episode_steps", None))
+        self._metrics = DeviceMetrics()
         self._resets, self._obs, self._executed = mode is AutoresetMode.DISABLED, obs, executed(action, self.device)
         self.traits = EnvTraits(
             check_bounds=False,
             independent=bool(getattr(self.env, "independent", False)),
             device=self.device,
             traceable=not self._resets and bool(getattr(self.env, "traceable", False)),
+            metrics=self._metrics.drain,
         )
 
     def reset(self, seeds: Sequence[int], tasks: Tree = None) -> Batch:
@@ -81,7 +88,8 @@ class Tensors(VecEnv):
             RunError: the observations are not tensors of the declared space on the device.
         """
         check_seeds(seeds, self.num_envs)
-        obs, _ = self.env.reset(seed=[int(seed) for seed in seeds])
+        obs, info = self.env.reset(seed=[int(seed) for seed in seeds])
+        self._metrics.begin(self._measured(info))
         self._over = torch.zeros(self.num_envs, dtype=torch.bool, device=self.device)
         return {"obs": self._read("observation", self._obs, obs)}
 
@@ -92,15 +100,19 @@ class Tensors(VecEnv):
             RunError: as for ``reset``.
         """
         going = self._over.logical_not()
-        obs, reward, terminated, truncated, _ = self.env.step(self._executed(action))
+        obs, reward, terminated, truncated, info = self.env.step(self._executed(action))
         numbers = self._tensor("reward", reward, ()).float()
         ends = (self._tensor("terminated", terminated, ()).bool(), self._tensor("truncated", truncated, ()).bool())
         terminated, truncated = (x & going for x in ends)
         if self._resets and bool(self._over.any()):
             obs, _ = self.env.reset(options={"reset_mask": self._over.clone()})
         self._over.copy_(terminated | truncated)
+        self._metrics.add(self._measured(info), going, self._over)
         said = {"reward": torch.where(going, numbers, 0.0), "terminated": terminated, "truncated": truncated}
         return {"obs": self._read("observation", self._obs, obs)} | said
+
+    def _measured(self, info: Mapping[str, Any]) -> dict[str, Tensor]:
+        return {name: self._tensor(f"metric {name!r}", x, ()) for name, x in info.get(METRICS, {}).items()}
 
     def _read(self, name: str, space: Space[Any], x: Any) -> Any:
         """Return an observation as described in ``envs.spaces``."""
@@ -124,7 +136,7 @@ class Tensors(VecEnv):
         """Return the simulator's state, or None if it has none to save: a resumed run then begins new episodes."""
         if not (hasattr(self.env, "state") and hasattr(self.env, "load")):
             return None
-        return {"env": tree.map(torch.clone, self.env.state()), "over": self._over.clone()}
+        return {"env": tree.map(torch.clone, self.env.state()), "over": self._over.clone()} | self._metrics.state()
 
     def load(self, state: Tree) -> None:
         """Restore ``state``.
@@ -135,6 +147,7 @@ class Tensors(VecEnv):
         tree.check_like(self.state(), state, "env", exact=True)
         own = tree.map(lambda x: x.to(self.device, copy=True), state)
         self.env.load(own["env"])
+        self._metrics.load(state)
         self._over.copy_(own["over"])  # in place: a captured graph reads this memory
 
     def close(self) -> None:

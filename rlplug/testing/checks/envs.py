@@ -15,6 +15,7 @@ from rlplug.api import VecEnv
 from rlplug.checkpointing.serialize import copy_to_host, decode, encode
 from rlplug.config import choose
 from rlplug.context import EnvShard, RunContext
+from rlplug.envs.episode_metrics import drained
 from rlplug.testing.checks.devices import action_for, draw, rows_of
 from rlplug.testing.checks.runs import differences, flat, node_of, option_of, options, require, some
 from rlplug.testing.checks.settings import MISSING
@@ -150,12 +151,28 @@ def check_env(name: str, option: str | None = None, **changes: Any) -> None:
         require(ends, f"no episode ended within {STEPS} steps, although max_episode_steps is {spec.max_episode_steps}")
     _follows_its_seeds(env, make(name, option, **changes))
     model = env.traits.simulator and env.traits.simulator()
-    rows = [] if model is None else list(walk(env, 11, 200))
+    rows = [] if model is None or getattr(model, "hides", False) else list(walk(env, 11, 200))
+    if env.traits.metrics is not None:
+        check_metrics(env, STEPS)
     env.close()
     if rows:
         check_simulator(env, model, rows)
     if option in (None, complete(name)[0]) and _can(name, option, "subprocess"):
         _same_in_processes(*(make(name, option, **changes | {"vectorization": how}) for how in ("list", "subprocess")))
+
+
+def check_metrics(env: VecEnv, steps: int) -> None:
+    """Check that ``traits.metrics`` has one entry for each episode that ended, unless all are without metrics."""
+    reported, ended = list[tuple[int, dict[str, float]]](), list[int]()
+    for row, action in walk(env, 5, steps):
+        over = [part["terminated"] | part["truncated"] for _, _, part in parts(env.spec, row) if action is not None]
+        if env.spec.has_agents:  # an episode ends with its last agent
+            alive = np.concatenate([part["alive"].reshape(COLUMNS, -1) for _, _, part in parts(env.spec, row)], 1)
+            over = [x.reshape(COLUMNS, -1).any(1) & ~alive.any(1) for x in over]
+        ended += np.flatnonzero(np.logical_or.reduce([*over, np.zeros(COLUMNS, np.bool_)])).tolist()
+        reported += drained(env.traits)
+    said = "traits.metrics returns not one entry for each episode that ended, with {} for one without metrics"
+    require([b for b, _ in reported] == ended or not any(own for _, own in reported), said)
 
 
 def _check_group(name: str, group: Group, part: Batch, first: bool, has_agents: bool) -> None:

@@ -20,7 +20,7 @@ RESULT = ("obs", "reward", "terminated", "truncated", "env_state")
 
 
 def check_simulator(env: VecEnv, model: Any, rows: Sequence[tuple[Batch, Any]]) -> None:
-    """Check a simulator on rows of its environment.
+    """Check a simulator on rows of its environment; one that ``hides`` the state from them cannot be checked.
 
     Args:
         env: the environment, possibly closed: the simulator must still work.

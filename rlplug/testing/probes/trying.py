@@ -14,6 +14,7 @@ import torch
 
 from rlplug import registry, tree
 from rlplug.api import Algorithm, Losses
+from rlplug.buffer.episodes import OF_EPISODE
 from rlplug.collection.play import MOST_COLUMNS
 from rlplug.config import RunConfig, parse
 from rlplug.context import EnvShard, RunContext, needs_of
@@ -298,7 +299,7 @@ def values_of(algorithm: Algorithm, played: Batch) -> np.ndarray | None:
         if "value" in played:
             return played["value"].numpy()
         return played["q"].amax(-1).numpy() if "q" in played else None
-    rows: Batch = {key: played[key] for key in played if key not in ("return", "length", "q", "value")}
+    rows: Batch = {key: played[key] for key in played if key not in (*OF_EPISODE, "q", "value")}
     if carry := algorithm.initial_carry(rows["valid"].shape[1]):
         rows["carry"] = tree.map(lambda x: x.unsqueeze(0), carry)
     with torch.no_grad():
