@@ -147,12 +147,13 @@ def check_env(name: str, option: str | None = None, **changes: Any) -> None:
         ends, over = ends + int(ended.sum()), ended
         if env.autoreset is not AutoresetMode.NEXT_STEP:
             length[ended] = 0
+    reports = any(own for _, own in drained(env.traits))
     if spec.max_episode_steps and spec.max_episode_steps < STEPS:
         require(ends, f"no episode ended within {STEPS} steps, although max_episode_steps is {spec.max_episode_steps}")
     _follows_its_seeds(env, make(name, option, **changes))
     model = env.traits.simulator and env.traits.simulator()
     rows = [] if model is None or getattr(model, "hides", False) else list(walk(env, 11, 200))
-    if env.traits.metrics is not None:
+    if reports:
         check_metrics(env, STEPS)
     env.close()
     if rows:
