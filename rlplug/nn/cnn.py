@@ -60,12 +60,20 @@ class Pixels:
         x = x.reshape(-1, *self.shape)
         x = x if self.channels_first else x.permute(0, 3, 1, 2)
         if x.dtype != torch.uint8:
-            x = x.to(torch.float32, memory_format=torch.channels_last)
+            x = _channels_last(x, torch.float32)
             return x * self.scale if self.scales_all else x
         device = x.device.type
         seen = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else torch.float32
-        x = x.contiguous(memory_format=torch.channels_last)  # as bytes, with a quarter of the memory of float32
-        return x.to(seen, memory_format=torch.channels_last).mul_(self.scale)
+        return _channels_last(x, seen).mul_(self.scale)
+
+
+def _channels_last(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return ``x [n, C, H, W]`` in channels-last memory format; bytes are moved before they are converted."""
+    last = torch.channels_last
+    try:
+        return x.contiguous(memory_format=last).to(dtype, memory_format=last)
+    except RuntimeError:  # torch.vmap does not know this format; the strides are the same
+        return x.permute(0, 2, 3, 1).contiguous().to(dtype).permute(0, 3, 1, 2)
 
 
 class CNN(Module):

@@ -30,8 +30,6 @@ _spec.loader.exec_module(docs)
 EVERY = {name: of for name, of in docs.found().items() if name in registry.names("algo")}
 by_algorithm = pytest.mark.parametrize("name", EVERY)
 
-SEARCHES = {"ars", "cem", "es"}
-"""algorithms that read returns of episodes and no rows, to which most of the features do not apply"""
 ADAPTS = {"maml", "mbmpo"}
 """algorithms that need tasks, or rewards of imagined observations, of which the matrix's world has none"""
 
@@ -64,7 +62,7 @@ def restorable(cell: Cell) -> Any:
 def test_the_page_shows_what_was_found():
     ours = {name for (kind, name), by in registry.owners().items() if kind == "algo" and by[0].distribution == "rlplug"}
     assert {"ppo", "sac", "dqn"} <= ours
-    for name in ours - set(docs.found()) - SEARCHES - ADAPTS:  # it needs an environment of its own
+    for name in ours - set(docs.found()) - ADAPTS:  # it needs an environment of its own
         with pytest.raises(AssertionError, match=r"supports no action space: .*(no simulator|needs observations)"):
             base(name)
     page = docs.page(docs.found())

@@ -59,6 +59,15 @@ def test_channels_lie_next_to_one_another_even_if_there_is_one(channels: int):
     assert CNN((channels, 84, 84), [(8, 8, 4)], []).convs[0](seen).stride(1) == 1
 
 
+@pytest.mark.parametrize("kind", [np.uint8, np.float32])
+@pytest.mark.parametrize("shape", [(4, 84, 84), (1, 84, 84), (7, 7, 3)])
+def test_many_networks_see_the_pixels_that_one_sees(shape: tuple[int, ...], kind: type):
+    """As candidates do, which act under torch.vmap."""
+    pixels, x = Pixels(image(*shape, dtype=kind)), torch.randint(256, (3, 2, *shape), dtype=torch.uint8)
+    x = x if kind is np.uint8 else x.float()
+    assert_close(torch.vmap(pixels)(x), torch.stack([pixels(one) for one in x]), rtol=0, atol=0)
+
+
 @pytest.mark.parametrize("space", [Box(-1, 1, (4,)), Discrete(3), image(84, 84), image(2, 3, 84, 84)], ids=str)
 def test_what_is_no_image_is_refused_with_ways_out(space):
     with pytest.raises(ConfigError, match=r"model: .*\[C, H, W\].*model=mlp.*model=multi_input"):

@@ -59,6 +59,9 @@ SMALL: dict[str, Any] = {
 }
 """options that make runs short, at any depth; of a list, every element"""
 
+BANDIT = "env.max_episode_steps=1"
+"""makes every step an episode, without which bandits learn nothing"""
+
 
 @dataclass(frozen=True)
 class Cell:
@@ -85,9 +88,9 @@ class Cell:
         words = [
             f"algo={option_of('algo', self.algorithm)}",
             *CPU,
-            *(word for word in registry.tried_with("algo", self.algorithm) if not word.startswith("env=")),
+            *(word for word in registry.tried_with("algo", self.algorithm) if not word.startswith(("env=", "env."))),
             *WORLDS[for_agents(self.algorithm)],
-            *(word for word in registry.tried_with("algo", self.algorithm) if word.startswith("env.")),
+            *(word for word in registry.tried_with("algo", self.algorithm) if self._sets_env(word)),
             f"env.vectorization={self.vector}",
             f"+env.kwargs.observation={self.observation}",
             f"+env.kwargs.action={action}",
@@ -113,6 +116,11 @@ class Cell:
         if raw["buffer"]["name"] == "rollout":
             del raw["train_batch_size"]  # training uses whole rollouts
         return words + _small(raw)
+
+    def _sets_env(self, word: str) -> bool:
+        """Return whether an override is a setting of the world: its native vector cannot shorten episodes."""
+        shortens = word.startswith("env.max_episode_steps=") and word != BANDIT
+        return word.startswith("env.") and not (shortens and self.vector == "native")
 
     def config(self) -> RunConfig:
         """Return the result of ``compose(words)``, in a hundredth of the time.
