@@ -223,6 +223,7 @@ class MBMPO(Algorithm):
             if len(self.kl_coeff) and losses.metrics:
                 kl = torch.stack([losses.metrics[f"kl_{step}"] for step in range(len(self.kl_coeff))])
                 self.kl_coeff.copy_(adapt_kl_coeffs(self.kl_coeff, kl, self.cfg.kl_target))
+                losses.metrics["kl_coeff"] = self.kl_coeff.mean()
         return Losses(losses.terms, losses.metrics | metrics)
 
     def _fit(self, batch: Batch, learner: Learner) -> dict[str, Tensor]:
