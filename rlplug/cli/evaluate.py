@@ -96,4 +96,5 @@ def table(result: Mapping[str, Any]) -> str:
     own = {key.removeprefix("eval/"): x for key, x in result.items() if key.startswith("eval/")}  # any algorithm's
     rows |= {key: f"{x:,.4g}" for key, x in own.items() if key not in ABOVE}
     rows |= {"video": result["video"]} if "video" in result else {}
-    return "\n".join(f"{name:<11} {value}" for name, value in rows.items())
+    width = max(11, *map(len, rows))
+    return "\n".join(f"{name:<{width}} {value}" for name, value in rows.items())

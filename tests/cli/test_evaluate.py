@@ -61,6 +61,8 @@ def test_metrics_of_the_algorithms_own_are_in_the_table():
     counts = {"checkpoint": "run", "env_steps": 1, "updates": 1, "episodes": 1, "seed": 0}
     *_, length, regret = table(result | counts | {"eval/regret": 0.03125}).splitlines()
     assert (length, regret) == ("length      2.0", "regret      0.03125")
+    long = table(result | counts | {"eval/exploitability_greedy": 1.0}).splitlines()
+    assert long[-2:] == ["length                2.0", "exploitability_greedy 1"]  # one column of values
 
 
 def test_as_json_it_is_the_runs_own_evaluation_to_the_last_bit(run: Path, capsys: pytest.CaptureFixture[str]):
