@@ -16,3 +16,5 @@ from rlplug.agents.rows import spec_of as spec_of
 from rlplug.agents.rows import unfold as unfold
 from rlplug.agents.rows import view as view
 from rlplug.agents.rows import with_ids as with_ids
+from rlplug.agents.sides import Sides as Sides
+from rlplug.agents.sides import sides_of as sides_of

@@ -114,8 +114,13 @@ class Policies(Algorithm):
         return metrics
 
     def view(self, batch: Batch, name: str) -> Batch:
-        """Return the rows of a policy's agents, as columns of a single agent."""
+        """Return the rows of a policy's agents, as columns of a single agent.
+
+        Rows that the opponent of a league played, whose ``mine`` is false, are not valid.
+        """
         rows = view(batch, self.ctx.spec, self.players[name])
+        if "mine" in rows:
+            rows["valid"] = rows["valid"] & rows["mine"]
         if "carry" in batch:
             rows["carry"] = fold(batch["carry"].get(name, {}), 1)
         return rows

@@ -60,7 +60,7 @@ class Chosen:
         try:
             return getattr(members, function)(*args)
         except ConfigError as error:
-            if error.key.split(".")[0] != self.kind or self.kind not in SINGLE:
+            if error.key.startswith(f"{self.key}.") or error.key.split(".")[0] != self.kind or self.kind not in SINGLE:
                 raise
             raise ConfigError(self.key + error.key.removeprefix(self.kind), error.message) from None
 

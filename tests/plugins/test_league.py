@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import torch
 
-from rlplug import load
+from rlplug import load, tree
 from rlplug.agents import probabilities
-from rlplug.api import Algorithm
+from rlplug.api import Algorithm, Segment
 from rlplug.cli import main
 from rlplug.config import compose
 from rlplug.config.schema import parse
@@ -23,12 +23,14 @@ from rlplug.envs.matrix_games import rock_paper_scissors
 from rlplug.plugins.algo.league import ITSELF, League, Pool
 from rlplug.run import launch
 from rlplug.run.build import build, start
+from rlplug.testing.comparing import compare_runs
 from rlplug.testing.rank_pool import ranks
 from rlplug.trainer.trainer import Trainer
 from rlplug.types import Batch
 
 RUN = ["algo=league", "hardware=cpu", "compile=off", "logger.only=[]", "model.hidden=[8]", "eval.every=0"]
 RUN += ["num_envs=4", "rollout_fragment_length=16", "algo.algo.sgd_minibatch_size=64", "algo.algo.num_sgd_iter=1"]
+TEAM = ["algo.algo={name: independent, one_per: group, algo: {name: ppo, sgd_minibatch_size: 64, num_sgd_iter: 1}}"]
 
 
 def trainer(folder: Path, *words: str, env: str = "tictactoe") -> Trainer:
@@ -129,7 +131,9 @@ def test_an_evaluation_plays_all_policies_and_those_that_stay_and_pairs(tmp_path
         metrics = own.evaluate(play, 8)
     assert {*jobs[0]["opponent"][0, :, 0].tolist()} == {0, 1}
     assert (jobs[1]["opponent"] == 0).all()
-    assert {key for key in metrics if "/" in key.removeprefix("eval/")} == {"eval/against/last", "eval/payoff/last/1"}
+    assert {key for key in metrics if "/" in key.removeprefix("eval/")} == {
+        *("eval/against/last", "eval/payoff/last/1", "eval/return/first", "eval/return/second")
+    }
     assert jobs[2]["return"].shape == (2,)
     for number, first, second in ((1, -1.0, 1.0), (2, 1.0, -1.0)):  # the learner is the one from the front, or "last"
         batch = jobs[number]
@@ -212,7 +216,7 @@ def test_copies_play_the_other_seat_and_only_the_learners_rows_are_learned(run):
     assert (segment["action"] == first)[acted & mine].all()
     assert (segment["action"] == last)[acted & ~mine].all()
     assert 0 < (~mine).float().mean() < 0.5  # a quarter of the games is self-play
-    rows = own.rows(segment)
+    rows = own.sides.rows(segment)
     assert rows["valid"].sum() == (acted & mine).sum()
     # the learner fills from the front, its copy from the back: results are counted for the learner
     ended = segment["valid"][:-1] & ~segment["alive"][1:].any(-1)
@@ -336,7 +340,14 @@ def test_two_ranks_measure_the_exploitability_of_one():
     ("words", "said"),
     [
         (["env=cartpole"], "env: has the agents"),
-        (["env=chase"], "a league needs two players with equal spaces"),
+        (["env=cartpole", "algo.algo=independent"], "env: has one agent, but a league needs"),
+        (["env=chase"], "but ppo in a league needs players with equal spaces; independent, shared and mappo have"),
+        (["env=tictactoe", "algo.algo=qmix"], "algo.algo: qmix learns for all agents at once"),
+        (["env=chase", "algo.algo=maddpg"], "algo.algo: maddpg learns for all agents at once"),
+        (
+            ["env=chase", *TEAM, "algo.algo.train=[hunters]"],
+            "algo.algo.train: leaves out prey, but all policies",
+        ),
         (["env=tictactoe", "algo.opponents=named"], "algo.opponents: named, but init_from.policies names no policy"),
         (["env=tictactoe", "algo.opponents=best"], "algo.opponents: 'best' is none of the options"),
         (["env=tictactoe", "algo.size=0"], "algo.size: 0 is out of range"),
@@ -345,3 +356,93 @@ def test_two_ranks_measure_the_exploitability_of_one():
 def test_what_is_no_league_is_refused(capsys, words, said):
     assert main(["check", *RUN, *words]) == 2
     assert said in capsys.readouterr().err
+
+
+@pytest.fixture
+def teams(tmp_path):
+    """A league of hunters and prey, of which the learner plays one side, with a memory."""
+    words = [word for word in RUN if not word.startswith(("algo.algo.", "model."))]
+    words += [*TEAM, "env=chase", "env.size=3", "model=gru", "model.hidden=8", "algo.self_play=0.0", "algo.size=3"]
+    with closing(build(compose(words), tmp_path)) as made:
+        start(made)
+        yield made
+
+
+def test_a_side_is_played_by_one_policy_with_its_own_memory(teams):
+    """Hunters act as those of the learner or of a copy that play the whole game, and so does the prey."""
+    own, ctx = league(teams), teams.ctx
+    for _ in range(2):
+        own.pool.add(decay=1.0)
+    for policy in (own.learner, *own.pool.members):
+        for p in policy.parameters():
+            torch.nn.init.normal_(p)
+    step = {"is_first": torch.zeros(4, dtype=torch.bool), "valid": torch.ones(4, dtype=torch.bool)}
+    for name, n in (("hunters", 2), ("prey", 1)):
+        obs = torch.rand(4, n, *ctx.spec.groups[name].obs.shape)
+        step[name] = {"obs": obs, "alive": torch.ones(4, n, dtype=torch.bool), "prev_reward": torch.zeros(4, n)}
+    carry, state = own.initial_carry(4), ctx.generators["actor"].get_state()
+    carry["policy"] = tree.map(torch.randn_like, carry["policy"])
+    carry |= {"opponent": torch.tensor([0, 1, ITSELF, 1]), "seat": torch.tensor([0, 1, 0, 0])}
+    played = [["learner", 0], [1, "learner"], ["learner", "learner"], ["learner", 1]]  # by column: hunters, prey
+    with ctx.acting(EnvShard("actor", 4, range(4))):
+        out, after = own.act(step, carry, "explore")
+        alone = dict[Any, Any]()
+        for name, policy in [("learner", own.learner), *enumerate(own.pool.members)]:
+            ctx.generators["actor"].set_state(state)
+            ctx.rand(4, 2)
+            alone[name] = policy.act(step, carry["policy"], "explore")
+    for column, sides in enumerate(played):
+        for group, who in zip(("hunters", "prey"), sides, strict=True):
+            acted, memory = alone[who]
+            assert torch.equal(out[group]["action"][column], acted[group]["action"][column])
+            assert torch.allclose(out[group]["logp"][column], acted[group]["logp"][column])
+            for found, expected in zip(tree.leaves(after["policy"][group]), tree.leaves(memory[group]), strict=True):
+                assert torch.allclose(found[column], expected[column], atol=1e-6)
+            assert (out[group]["mine"][column] == (who == "learner")).all()
+    hidden = (next(iter(tree.leaves(memory["hunters"]))) for _, memory in alone.values())
+    assert len({tuple(one.flatten().tolist()) for one in hidden}) == 3
+
+
+def test_a_policy_learns_from_the_games_in_which_it_is_the_learners(teams):
+    own = league(teams)
+    own.pool.add(decay=1.0)
+    for _ in range(3):
+        teams.collect()
+    batch = teams.buffer.sample()
+    mine = {name: batch[name]["mine"] for name in ("hunters", "prey")}
+    assert (mine["hunters"][..., 0] != mine["prey"][..., 0])[batch["valid"]].all()
+    assert 0 < mine["prey"].float().mean() < 1
+    for name, rows in own.prepare(batch).items():
+        acted = batch[name]["alive"] & mine[name] & batch["valid"][..., None]
+        assert rows["valid"].sum() == acted[:-1].sum() == acted.sum() > 0
+    over = batch["valid"][:-1] & ~torch.cat([batch[name]["alive"] for name in mine], -1)[1:].any(-1)
+    paid = {name: batch[name]["score"][1:].mean(-1)[over] for name in mine}
+    ahead = torch.where(mine["prey"][:-1, :, 0][over], paid["prey"] - paid["hunters"], paid["hunters"] - paid["prey"])
+    assert own.pool.results[0].sum() >= len(ahead) > 0
+    before = own.pool.results.clone()
+    own.observe(Segment(batch), teams.learner)
+    counted = [(ahead > 0).sum().item(), (ahead == 0).sum().item(), (ahead < 0).sum().item()]
+    assert (own.pool.results - before)[0].tolist() == counted
+
+
+def test_ranks_and_a_resumed_run_equal_one_run_of_teams(tmp_path):
+    words = ["algo=league", *TEAM, "env=chase", "env.size=3", "hardware=cpu", "compile=off", "logger.only=[]"]
+    words += [
+        "num_envs=4",
+        "rollout_fragment_length=16",
+        "algo.every=1",
+        "algo.size=3",
+        "eval.episodes=8",
+        "log.every=64",
+    ]
+    runs = {name: [f"hydra.run.dir={tmp_path / name}"] for name in ("whole", "half", "ranks")}
+    assert main([*words, "total_steps=512", *runs["whole"]]) == 0
+    assert main([*words, "total_steps=512", "stop={env_steps: 256}", *runs["half"]]) == 0
+    assert main(["resume", str(tmp_path / "half"), "stop=null"]) == 0
+    parts = compare_runs(tmp_path / "whole", tmp_path / "half")
+    assert parts["weights"][0] > 10
+    assert parts["weights"][1] == []
+    assert main([*words, "total_steps=512", "hardware=2cpu", *runs["ranks"]]) == 0
+    found = [json.loads((tmp_path / name / "summary.json").read_text()) for name in ("whole", "ranks")]
+    assert found[0]["eval/elo"] == found[1]["eval/elo"] != 0
+    assert {"eval/return/hunters", "eval/return/prey"} <= {*found[0]}

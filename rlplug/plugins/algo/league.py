@@ -1,4 +1,4 @@
-"""A league of past policies around a learner of two-player games.
+"""A league of past policies around a learner of games with two or more sides.
 
 Self-play against a pool of frozen policies of its own past: prioritized fictitious self-play (PFSP) of Vinyals et al.
 2019 (Nature 575, Methods, "Multi-agent learning"), fictitious self-play (uniform) or play against the latest one.
@@ -9,21 +9,20 @@ from __future__ import annotations
 import copy
 from dataclasses import replace
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from rlplug import tree
-from rlplug.agents import Exploitability, agents_of, spec_of, unfold, view
+from rlplug.agents import Exploitability, Policies, sides_of
 from rlplug.api import Algorithm, Context, Job, Learner, Losses, Needs, Play, Segment
 from rlplug.functional.returns import ended, metrics_of_jobs
 from rlplug.settings import AlgoNode, NonNegativeInt, PositiveFloat, PositiveInt, UnitFloat, option, settings
 from rlplug.types import Batch, ConfigError, EnvSpec, Mode
 
-OWN = ("mine", "opponent", "score")  # keys that the league adds to rows, [..., B, 2]
-ITSELF = -1  # opponent of an episode of self-play, in which the learner plays both sides
+OWN = ("mine", "opponent", "score")  # keys that the league adds to the rows of agents
+ITSELF = -1  # opponent of an episode of self-play, in which the learner plays all sides
 
 
 class Pool(nn.Module):
@@ -130,18 +129,14 @@ class League(Algorithm):
 
     def __init__(self, cfg: Config, ctx: Context) -> None:
         super().__init__()
-        self.cfg, self.ctx, self.players, self.exploitability = cfg, ctx, agents_of(ctx.spec), Exploitability(ctx)
-        keys, own = tuple(key for key in ctx.needs.keys if key not in OWN), spec_of(ctx.spec, self.players, "env")
-        self.learner: Algorithm = cfg.algo.build(ctx.child(own, replace(ctx.needs, keys=keys), agents=2))
+        self.cfg, self.ctx, self.sides, self.exploitability = cfg, ctx, sides_of(cfg.algo)(ctx), Exploitability(ctx)
+        keys = tuple(key for key in ctx.needs.keys if key not in OWN)
+        self.learner: Algorithm = self.sides.build(cfg.algo, replace(ctx.needs, keys=keys))
         self.pool = Pool(self.learner, cfg.size)
 
     @classmethod
     def needs(cls, cfg: Config, spec: EnvSpec) -> Needs:
-        players = agents_of(spec)
-        if len(spec.groups) > 1 or len(players) != 2:
-            names = ", ".join(player.name for player in players)
-            raise ConfigError("env", f"has the agents {names}, but a league needs two players with equal spaces")
-        needs: Needs = cfg.algo.needs(spec_of(spec, players, "env"))
+        needs = sides_of(cfg.algo).needs(cfg.algo, spec)
         return replace(needs, keys=tuple(dict.fromkeys((*needs.keys, "prev_reward", *OWN))))
 
     @classmethod
@@ -149,40 +144,33 @@ class League(Algorithm):
         return cfg.algo.needs(needs, member="recurrent")
 
     def initial_carry(self, n: int) -> Batch:
-        policy = unfold(self.learner.initial_carry(2 * n), 2)
         seat = torch.zeros(n, dtype=torch.int64, device=self.ctx.device)
-        return {"policy": policy, "seat": seat, "opponent": seat + ITSELF, "score": torch.zeros(n, 2).to(seat.device)}
+        score = torch.zeros(n, len(self.sides.agents), device=self.ctx.device)
+        policy = self.sides.initial_carry(self.learner, n)
+        return {"policy": policy, "seat": seat, "opponent": seat + ITSELF, "score": score}
 
     def act(self, step: Batch, carry: Batch, mode: Mode) -> tuple[Batch, Batch]:
-        """Act for both players: the learner in its seat, its opponent in the other.
+        """Act for all sides: the learner in its seat, its opponent in the others.
 
-        Opponents explore as they did when they were copied, also where the learner is greedy. Where it acts at random
-        because learning has not started, they do, too.
+        The carry has the learner's ``seat`` and the ``opponent``, ``[B]``, and the game's ``score``, ``[B, sides]``.
         """
-        first, theirs = step["is_first"], "random" if mode == "random" else "explore"
-        uniform = self.ctx.rand(len(first), 2)
+        first, uniform = step["is_first"], self.ctx.rand(len(step["is_first"]), 2)
         drawn, seat = self.match(uniform[:, 0], uniform[:, 1], mode)
         opponent, seat = torch.where(first, drawn, carry["opponent"]), torch.where(first, seat, carry["seat"])
-        score = torch.where(first[:, None], 0.0, carry["score"] + step["prev_reward"])
-        mine = (torch.arange(2, device=seat.device) == seat[:, None]) | (opponent == ITSELF)[:, None]
-        rows, memory = view(step, self.ctx.spec, self.players), tree.map(lambda x: x.flatten(0, 1), carry["policy"])
-        others, seats = list[Any](), torch.arange(mine.numel(), device=seat.device).view(-1, 2)
-        for place in opponent[opponent != ITSELF].unique().tolist():
-            columns = opponent == place
-            acting = (tree.take(x, seats[columns].flatten()) for x in (rows, memory))
-            with self.ctx.apart(columns.nonzero()[:, 0].tolist()):  # so that draws do not depend on who plays here
-                other = self.pool.members[place].act(*acting, theirs)  # pyright: ignore[reportCallIssue]
-            others.append((seats[~mine & columns[:, None]], [tree.take(x, ~mine[columns].flatten()) for x in other]))
-        found = self.learner.act(rows, memory, mode)
-        for index, other in others:
-            found = [tree.map(lambda a, b, i=index: a.index_copy(0, i, b), *x) for x in zip(found, other, strict=True)]
-        out, memory = (unfold(x, 2) for x in found)
-        own = {"mine": mine, "opponent": opponent[:, None].expand(-1, 2), "score": score}
-        return out | own, {"policy": memory, "seat": seat, "opponent": opponent, "score": score}
+        score = torch.where(first[:, None], 0.0, carry["score"] + self.sides.mean(step, "prev_reward"))
+        places = torch.arange(score.shape[1], device=seat.device)
+        mine = (places == seat[:, None]) | (opponent == ITSELF)[:, None]
+        playing = opponent[opponent != ITSELF].unique().tolist()
+        others = [((opponent == place).nonzero()[:, 0], self.pool.members[place]) for place in playing]
+        out, policy = self.sides.act(self.learner, step, carry["policy"], mode, mine, others)
+        more = self.sides.spread(mine=mine, opponent=opponent[:, None].expand_as(mine), score=score)
+        out = {name: out[name] | part for name, part in more.items()} if self.ctx.spec.nested else out | more
+        return out, {"policy": policy, "seat": seat, "opponent": opponent, "score": score}
 
     def match(self, opponent: Tensor, seat: Tensor, mode: Mode) -> tuple[Tensor, Tensor]:
         """Choose opponents and the learner's seats by uniform numbers ``[B]``."""
-        seats, weights, alone = (seat * 2).long(), self.pool.odds[: len(self.pool.members)], 0.0
+        sides = len(self.sides.agents)
+        seats, weights, alone = (seat * sides).long(), self.pool.odds[: len(self.pool.members)], 0.0
         if mode == "explore" and not weights.any():
             weights, alone = self.weights(), self.cfg.self_play
         if not weights.sum():
@@ -201,28 +189,22 @@ class League(Algorithm):
         met = {"uniform": places >= 0, "latest": places == last, "named": places < len(self.pool.names)}
         return met[self.cfg.opponents].double()
 
-    def rows(self, batch: Batch) -> Batch:
-        """Return the rows of the learner as those of a single agent."""
-        rows = view(batch, self.ctx.spec, self.players)
-        if "carry" in batch:
-            rows["carry"] = tree.map(lambda x: x.flatten(1, 2), batch["carry"]["policy"])
-        return rows | {"valid": rows["valid"] & rows["mine"]}
-
     def observe(self, segment: Segment, learner: Learner) -> None:
-        """Record the results of ended games against copies: the sign of the learner's return.
+        """Record the results of ended games against copies: whether the learner's return exceeds that of the others.
 
         Ratings depend on the order of games, which is that of rows and environments with any number of ranks.
         """
-        batch = segment.batch
-        mine, opponent = batch["mine"][:-1], batch["opponent"][:-1, :, 0]
+        batch, sides = segment.batch, self.sides
+        mine, opponent = sides.gather(batch, "mine")[:-1], sides.gather(batch, "opponent")[:-1, :, 0]
         over = ended(batch) & (opponent != ITSELF)
-        returns = torch.where(mine, batch["score"][1:], 0.0).sum(-1)
-        games = learner.gather(torch.stack([over.nonzero()[:, 0], opponent[over], returns[over].sign().long()], 1))
+        score = sides.gather(batch, "score")[1:]
+        ahead = own(score, mine) - own(score, ~mine)
+        games = learner.gather(torch.stack([over.nonzero()[:, 0], opponent[over], ahead[over].sign().long()], 1))
         self.pool.record(games[games[:, 0].argsort(stable=True)].tolist(), self.cfg.elo_k)
-        self.learner.observe(replace(segment, batch=self.rows(batch)), learner)
+        self.learner.observe(replace(segment, batch=sides.rows(batch)), learner)
 
     def prepare(self, batch: Batch) -> Batch:
-        return self.learner.prepare(self.rows(batch))
+        return self.learner.prepare(self.sides.rows(batch))
 
     def update(self, batch: Batch, learner: Learner) -> Losses:
         losses = self.learner.update(batch, learner)
@@ -252,12 +234,20 @@ class League(Algorithm):
         names, title = [f"against/{pool.names[j]}" for j in kept], pool.titles
         names += [f"payoff/{title[i]}/{title[j]}" for i, j in pairs]
         (_, batch), *others = play([replace(job, number=i) for i, job in enumerate(jobs)], weights)
-        returns = _returns(batch)
+        each, mine = self.returns(batch)
+        returns, ahead = own(each, mine), own(each, mine) - own(each, ~mine)
         metrics = {"eval/return_mean": returns.mean(), "eval/return_std": returns.std(correction=0)}
-        metrics |= {"eval/wins": (returns > 0).double().mean(), "eval/losses": (returns < 0).double().mean()}
-        metrics |= {f"eval/{name}": _returns(of).mean() for name, (_, of) in zip(names, others, strict=True)}
+        metrics |= {"eval/wins": (ahead > 0).double().mean(), "eval/losses": (ahead < 0).double().mean()}
+        metrics |= {f"eval/{name}": own(*self.returns(of)).mean() for name, (_, of) in zip(names, others, strict=True)}
+        played = [(name, each[mine[:, i], i]) for i, name in enumerate(self.sides.agents)]
+        metrics |= {f"eval/return/{name}": of.mean() for name, of in played if len(of)}
         metrics |= {"eval/elo": pool.rating} | self.exploitability(self.learner, pool.members)
         return metrics_of_jobs([batch]) | {name: float(value) for name, value in metrics.items()}
+
+    def returns(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Return the return of every side in episodes, ``[episodes, sides]``, and which sides the learner played."""
+        rewards = torch.where(batch["valid"][..., None], self.sides.mean(batch, "reward"), 0.0)
+        return rewards.sum(0).double(), self.sides.gather(batch, "mine")[0]
 
     def named_policy(self, name: str) -> Algorithm:
         """Return the learner."""
@@ -265,7 +255,8 @@ class League(Algorithm):
 
     def adopt(self, policy: str, other: Algorithm) -> None:
         """Begin the learner from another run, or add a policy that stays; empty: the only one of the pool."""
-        weights = other.named_policy(policy).state_dict()
+        whole = isinstance(self.learner, Policies) and isinstance(other, Policies)
+        weights = (other if whole else other.named_policy(policy)).state_dict()
         if policy == "learner":
             self.learner.load_state_dict(weights)
             return
@@ -277,7 +268,7 @@ class League(Algorithm):
         self.pool.keep(policy or "opponent", weights)
 
 
-def _returns(batch: Batch) -> Tensor:
-    """Return the learner's return in every episode, ``[episodes]``; in self-play the mean of both seats."""
-    reward = torch.where(batch["mine"] & batch["valid"][..., None], batch["reward"], 0.0).sum(0)
-    return (reward.sum(-1) / batch["mine"][0].sum(-1)).double()
+def own(values: Tensor, mine: Tensor) -> Tensor:
+    """Return the mean ``[...]`` of values ``[..., sides]`` where ``mine``; of all if it is nowhere."""
+    mine = mine | ~mine.any(-1, keepdim=True)
+    return torch.where(mine, values, 0.0).sum(-1) / mine.sum(-1)
