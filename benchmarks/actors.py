@@ -28,7 +28,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from multiprocessing import get_context, shared_memory
 from pathlib import Path
 from typing import Any
@@ -246,7 +246,10 @@ def kill_now_and_then(seconds: float, over: threading.Event, killed: list[int]) 
     draws = random.Random()  # the global generator belongs to the run
     while not over.wait(seconds):
         mine = psutil.Process().children(recursive=True)
-        found = [p for p in mine if p.is_running() and p.cmdline() and p.cmdline()[0].startswith("ray::Actor")]
+        found = list[psutil.Process]()
+        for process in mine:
+            with suppress(psutil.NoSuchProcess):  # it has ended meanwhile
+                found += [process] * (process.cmdline()[:1] or [""])[0].startswith("ray::Actor")
         if found:
             victim = draws.choice(found)
             victim.kill()

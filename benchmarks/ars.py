@@ -66,7 +66,7 @@ WHO = {"rlplug": rlplug, "sb3": sb3}
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("envs", nargs="*", default=[*IDS], help="; ".join(IDS))
-    parser.add_argument("--steps", type=int, default=16_000)
+    parser.add_argument("--steps", type=int, default=100_000)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--one", choices=WHO, help="measure this one here, and print the result")
     args = parser.parse_args()
