@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import csv
 import json
 from collections.abc import Mapping
@@ -446,3 +447,17 @@ def test_ranks_and_a_resumed_run_equal_one_run_of_teams(tmp_path):
     found = [json.loads((tmp_path / name / "summary.json").read_text()) for name in ("whole", "ranks")]
     assert found[0]["eval/elo"] == found[1]["eval/elo"] != 0
     assert {"eval/return/hunters", "eval/return/prey"} <= {*found[0]}
+
+
+def test_policies_of_teams_are_those_of_other_runs(teams):
+    own = league(teams)
+    other = copy.deepcopy(own)
+    for p in other.learner.parameters():
+        torch.nn.init.normal_(p)
+    own.learner.adopt("prey", other)  # as a run of the learner's algorithm does
+    mine, theirs = (dict(run.learner.named_parameters()) for run in (own, other))
+    assert {name: torch.equal(mine[name], theirs[name]) for name in mine} == {name: ".prey." in name for name in mine}
+    for run in (other, other.learner):
+        own.adopt("", run)
+        assert [*own.pool.titles] == ["opponent"]
+        assert all(torch.equal(w, theirs[name]) for name, w in own.pool.members[0].named_parameters())

@@ -250,8 +250,9 @@ class League(Algorithm):
         return rewards.sum(0).double(), self.sides.gather(batch, "mine")[0]
 
     def named_policy(self, name: str) -> Algorithm:
-        """Return the learner."""
-        return self.learner
+        """Return the learner, or its policy of this name."""
+        has = isinstance(self.learner, Policies) and name in self.learner.table
+        return self.learner.named_policy(name) if has else self.learner
 
     def adopt(self, policy: str, other: Algorithm) -> None:
         """Begin the learner from another run, or add a policy that stays; empty: the only one of the pool."""
