@@ -56,8 +56,6 @@ def main(arguments: Sequence[str]) -> int:
         if any("hydra.run" in word for word in flags.overrides):
             sweep.require_folders(composed([word for word in flags.overrides if word.startswith("hydra.")]).hydra)
         if not flags.multirun:
-            if any(word.startswith("sweeper=") for word in flags.overrides):
-                raise ConfigError("sweeper", "starts several runs, which needs -m: python -m rlplug -m sweeper=...")
             with printing(as_json):
                 _hydra(arguments)
             if as_json:

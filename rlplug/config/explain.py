@@ -27,9 +27,9 @@ EXISTS = "exists already: write {}=<value>, without +"
 SAID = {
     r"(?:Ambiguous value for argument|Sweep parameters) '(.+?)=(.*?)'": r"\2 is several values: add -m to sweep over "
     "them, or write a list [a,b]",
+    r"^Could not override '(sweeper)'\.": r"starts several runs, which needs -m: python -m rlplug -m \1=...",
     r"^Could not override '(.+?)'\.\s*(Did you mean .*|No match.*)": r"there is no such group. \2",
-    r"Multiple values for (\S+)\.": EXISTS.format(r"\1"),
-    r"An item is already at '(.+?)'": EXISTS.format(r"\1"),
+    r"(?:Multiple values for|An item is already at) '?([^\s']*\w)": EXISTS.format(r"\1"),
     r"^provider=(hydra\.searchpath) .*path=(.*) is not available": r"\2 does not exist",
 }
 """patterns of Hydra's messages, whose first group is the key, and their replacements"""

@@ -46,6 +46,7 @@ class Lanes(nn.Module):
         self._weights = {f"module.{name}": torch.stack([weights[i][name] for i in sources]) for name in weights[0]}
         device = next(iter(self._weights.values())).device
         self._sources, self._places = (torch.tensor(index, device=device) for index in (sources, places))
+        self._used, self._in_order = len(places), sources == [*places]  # in order: all lanes are used
 
     def forward(self, step: Batch, carry: Batch, mode: Mode) -> tuple[Batch, Batch]:
         """Act in one lane, inside ``act``."""
@@ -54,8 +55,7 @@ class Lanes(nn.Module):
     def act(self, step: Batch, carry: Batch, mode: Mode) -> tuple[Batch, Batch]:
         """Act on rows ``[lanes * rows, ...]``: those of the first used lane, of the second, and so on."""
         given: Batch = {"weights": self._weights} | tree.map(self._lanes, {"step": step, "carry": carry})
-        with self._inside():
-            found = self._traced(given) if mode == "greedy" else self._acting(given, mode)
+        found = self._traced(given) if mode == "greedy" else self._acting(given, mode)
         return tree.map(self._rows, found["out"]), tree.map(self._rows, found["carry"])
 
     def _acting(self, given: Batch, mode: Mode) -> Batch:
@@ -66,7 +66,8 @@ class Lanes(nn.Module):
             out, carry = functional_call(self, given["weights"], args, tie_weights=False)
             return {"out": out, "carry": carry}
 
-        return vmap(one, randomness="different")(given)
+        with self._inside():
+            return vmap(one, randomness="different")(given)
 
     def _traced(self, given: Batch) -> Batch:
         """Act greedily by the operations of ``_acting`` without the overhead of ``vmap``, 6/7 of its time.
@@ -85,14 +86,26 @@ class Lanes(nn.Module):
                 like.update(self._acting(tree.map(lambda _: next(values), given), "greedy"))
                 return [*tree.leaves(like)]
 
-            program: Any = make_fx(flat)(*leaves)
+            program = without_identities(make_fx(flat)(*leaves))
             self._programs[key] = program.forward, tree.map(lambda _: None, like)
-        program, like = self._programs[key]
-        values = iter(program(*leaves))
+        forward, like = self._programs[key]
+        values = iter(forward(*leaves))
         return tree.map(lambda _: next(values), like)
 
     def _lanes(self, x: torch.Tensor) -> torch.Tensor:
-        return x.unflatten(0, (len(self._places), -1)).index_select(0, self._sources)
+        lanes = x.unflatten(0, (self._used, -1))
+        return lanes if self._in_order else lanes.index_select(0, self._sources)
 
     def _rows(self, x: torch.Tensor) -> torch.Tensor:
-        return x.index_select(0, self._places).flatten(0, 1)
+        return (x if self._in_order else x.index_select(0, self._places)).flatten(0, 1)
+
+
+def without_identities(program: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    """Drop views of a traced program that have the shape of what they view; ``vmap`` adds many."""
+    views = {torch.ops.aten.view.default, torch.ops.aten.expand.default}
+    for node in program.graph.nodes:
+        if node.target in views and node.meta["tensor_meta"].shape == node.args[0].meta["tensor_meta"].shape:
+            node.replace_all_uses_with(node.args[0])
+            program.graph.erase_node(node)
+    program.recompile()
+    return program

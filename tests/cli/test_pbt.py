@@ -209,8 +209,9 @@ def test_settings_to_search_and_the_flag_are_asked_for(tmp_path, capsys):
     words = [word for word in TINY if not word.startswith(("algo.lr", "algo.gamma"))]
     assert main(["-m", *words]) == 2
     assert "sweeper: pbt needs settings to search, as in 'algo.lr=interval(1e-5,1e-2)'" in capsys.readouterr().err
-    assert main(words) == 2
-    assert "sweeper: starts several runs, which needs -m" in capsys.readouterr().err
+    for verb in ([], ["check"]):
+        assert main([*verb, *words]) == 2
+        assert "sweeper: starts several runs, which needs -m" in capsys.readouterr().err
 
 
 def test_a_folder_of_another_population_is_refused(tmp_path, capsys):

@@ -11,7 +11,7 @@ from rlplug import hookimpl, tree
 from rlplug.api import Job
 from rlplug.collection.play import MOST_COLUMNS, rounds
 from rlplug.config import compose, parse
-from rlplug.nn.lanes import Lanes
+from rlplug.nn.lanes import Lanes, without_identities
 from rlplug.run.build import build
 from rlplug.testing.rank_pool import ranks
 from rlplug.types import RunError
@@ -77,7 +77,8 @@ def test_a_lane_acts_with_its_weights_in_its_place():
     assert carry["count"].tolist() == [1.0] * 4
 
 
-def test_greedy_lanes_are_traced_once_and_equal_vmap():
+@pytest.mark.parametrize("places", [[2, 0, 3], [0, 1, 2]], ids=["some", "all"])
+def test_greedy_lanes_are_traced_once_and_equal_vmap(places):
     """To the bit; the weights, and a tensor that the module reads from elsewhere, are read at every call."""
     elsewhere, programs, calls = torch.zeros(3), dict[Any, Any](), list[str]()
 
@@ -97,11 +98,25 @@ def test_greedy_lanes_are_traced_once_and_equal_vmap():
         weights = [{name: torch.randn_like(x) for name, x in policy.named_parameters()} for _ in range(3)]
         step, carry = {"obs": torch.randn(6, 4)}, {"sum": torch.zeros(6)}
         found = [
-            Lanes(policy, weights, [2, 0, 3], 4, programs=programs).act(step, carry, m) for m in ("greedy", "explore")
+            Lanes(policy, weights, places, max(places) + 1, programs=programs).act(step, carry, m)
+            for m in ("greedy", "explore")
         ]
         tree.map(torch.testing.assert_close, *({"out": out, "carry": carry} for out, carry in found))
     assert calls.count("greedy") == len(programs) == 1
     assert calls.count("explore") == 3
+
+
+def test_a_traced_program_has_no_views_of_the_same_shape():
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    def viewed(x: torch.Tensor) -> list[torch.Tensor]:
+        return [x.view(2, 3).expand(2, 3).view(3, 2) + 1, x.view(2, 3)]
+
+    x = torch.arange(6.0).reshape(2, 3)
+    program = without_identities(make_fx(viewed)(x))
+    assert sum("view" in str(node.target) or "expand" in str(node.target) for node in program.graph.nodes) == 1
+    for found, expected in zip(program(x), viewed(x), strict=True):
+        assert torch.equal(found, expected)
 
 
 def test_rounds_hold_what_may_act_together():
