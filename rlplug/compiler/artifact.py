@@ -15,6 +15,7 @@ import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -71,11 +72,13 @@ def loaded(graph: Any, inputs: list[Any]) -> Callable[[list[Tensor]], list[Tenso
     folder = own_folder()  # first, because it sets the folder of torch's compiler
     from torch._inductor import aot_compile
     from torch._inductor.cpu_vec_isa import pick_vec_isa
+    from torch._inductor.ir import TensorBox
+    from torch._inductor.lowering import lowerings
+    from torch._inductor.mkldnn_ir import LinearUnary
 
     options = {"cpp.enable_floating_point_contract_flag": "fast"}  # fused multiply-add
-    debug = os.getenv("TORCHINDUCTOR_DEBUG_COMPILE")
-    flags = (options, torch.__version__, str(pick_vec_isa()), torch.get_num_threads(), debug)
-    flags += (torch.are_deterministic_algorithms_enabled(),)
+    flags = (options, torch.__version__, str(pick_vec_isa()), torch.get_num_threads())
+    flags += (os.getenv("TORCHINDUCTOR_DEBUG_COMPILE"), torch.are_deterministic_algorithms_enabled())
     shapes = [(x.dtype, x.device, [*map(str, x.shape)], [*map(str, x.stride())]) for x in inputs]
     key = hashlib.sha256(f"{graph.code}{shapes}{flags}".encode()).hexdigest()
     known = folder / "rlplug" / key
@@ -83,11 +86,12 @@ def loaded(graph: Any, inputs: list[Any]) -> Callable[[list[Tensor]], list[Tenso
         said = "rlplug: compiling takes about ten seconds; later runs use the compiler's cache"
         print(said, file=sys.stderr, flush=True)
         known.parent.mkdir(parents=True, exist_ok=True)
-        made = str(aot_compile(graph, tuple(inputs), options=options))
+        linear = {torch.ops.mkldnn._linear_pointwise.default: lambda *args: TensorBox.create(LinearUnary.create(*args))}
+        with patch.dict(lowerings, linear):  # torch's own would accept constant weights only
+            made = str(aot_compile(graph, tuple(inputs), options=options))
         (own := known.with_suffix(f".{os.getpid()}")).write_text(made)
         own.replace(known)
-    runners: Any = torch._C._aoti  # pyright: ignore[reportAttributeAccessIssue]
-    return runners.AOTIModelContainerRunnerCpu(known.read_text(), 1).run
+    return torch._C._aoti.AOTIModelContainerRunnerCpu(known.read_text(), 1).run  # pyright: ignore
 
 
 def own_folder() -> Path:

@@ -25,7 +25,7 @@ def table() -> Mapping[Any, Callable[..., Any]]:
     return {
         aten.tanh.default: tanh,
         aten.addmm.default: addmm,
-        aten.baddbmm.default: baddbmm,
+        aten.baddbmm.default: addmm,
         aten.cumsum.default: cumsum,
         aten.searchsorted.Tensor: searchsorted,
     }
@@ -42,16 +42,10 @@ def tanh(x: Tensor) -> Tensor:
 
 
 def addmm(bias: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
-    """Return ``a b + bias``, ``[n, m]``, as ``baddbmm``."""
+    """Return ``a b + bias``, ``[n, m]`` or ``[E, n, m]``, without first copying the bias to every row."""
     plain = a.dtype == torch.float32 and beta == alpha == 1
     # with an additional axis, because the compiler would fuse both to ``addmm`` again
-    return (torch.mm(a, b).unsqueeze(0) + bias).squeeze(0) if plain else NotImplemented
-
-
-def baddbmm(bias: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
-    """Return ``a b + bias``, ``[E, n, m]``, without first copying the bias to every row."""
-    plain = a.dtype == torch.float32 and beta == alpha == 1
-    return torch.bmm(a, b) + bias if plain else NotImplemented
+    return ((a @ b).unsqueeze(0) + bias).squeeze(0) if plain else NotImplemented
 
 
 def cumsum(x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:

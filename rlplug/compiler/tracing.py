@@ -77,8 +77,7 @@ def traced(function: Function, batch: Batch, varies: bool) -> tuple[Any, list[An
         template[:] = [without(returned, leaves, outputs)]
         return outputs
 
-    packed = torch.contiguous_format
-    leaves = inputs = [fake(torch.empty_like(x, memory_format=packed), varies) for x in tree.leaves(batch)]
+    leaves = inputs = [fake(x.new_empty(x.shape), varies) for x in tree.leaves(batch)]
     with mode, _compiling_state_context():
         graph: Any = make_fx(flat)(*inputs)
         fakes = _lift(graph)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rlplug.nn.module import Module
+from rlplug.nn.products import baddbmm, linear
 
 Activation: TypeAlias = Literal["tanh", "relu", "elu", "gelu", "silu"]
 Init: TypeAlias = Literal["orthogonal", "default"]
@@ -62,15 +63,15 @@ class Linear(Module):
     def forward(self, x: Tensor) -> Tensor:
         """Map ``[..., in] -> [..., out]``; an ensemble ``[E, ..., in] -> [E, ..., out]``: ``[B, in]`` goes to all."""
         if self.ensemble_size == 1:
-            return F.linear(x, self.weight, self.bias)
+            return linear(x, self.weight, self.bias)
         if self.weight.shape[2] == 1:  # several times faster than a batched product with one column
             lead = (self.ensemble_size, *(1,) * max(1, x.ndim - 2))
             return (x * self.weight.view(*lead, -1)).sum(-1, keepdim=True) + self.bias.view(*lead, 1)
         if x.ndim == 2:
-            return torch.baddbmm(self.bias, x.expand(self.ensemble_size, -1, -1), self.weight)
+            return baddbmm(self.bias, x.expand(self.ensemble_size, -1, -1), self.weight)
         if x.ndim == 3:
-            return torch.baddbmm(self.bias, x, self.weight)
-        return torch.baddbmm(self.bias, x.flatten(1, -2), self.weight).unflatten(1, x.shape[1:-1])
+            return baddbmm(self.bias, x, self.weight)
+        return baddbmm(self.bias, x.flatten(1, -2), self.weight).unflatten(1, x.shape[1:-1])
 
     def extra_repr(self) -> str:
         return f"weight={list(self.weight.shape)}"

@@ -17,6 +17,7 @@ from gymnasium import spaces
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from rlplug.nn import products
 from rlplug.nn.cnn import Pixels, is_image
 from rlplug.nn.mlp import Linear
 from rlplug.nn.module import Module
@@ -142,8 +143,8 @@ class TwoHotHead(DenseHead):
         """Map ``[..., in] -> [..., K]``."""
         x, weight, bias, bins = self.dense(x), self.out.weight, self.out.bias, len(self.out.bias)
         half = bins - bins // 2  # with the middle bin; products of 2^n columns are faster
-        low = F.linear(x, weight[:half], bias[:half])
-        high = F.linear(x, weight[-half:].flip(0), bias[-half:].flip(0))
+        low = products.linear(x, weight[:half], bias[:half])
+        high = products.linear(x, weight[-half:].flip(0), bias[-half:].flip(0))
         return torch.cat((low, high[..., : bins // 2].flip(-1)), -1)
 
 
@@ -158,7 +159,7 @@ class BlockLinear(Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map blocks ``[G, n, in / G] -> [G, n, out / G]``."""
-        return torch.baddbmm(self.bias, x, self.weight)
+        return products.baddbmm(self.bias, x, self.weight)
 
 
 def unimix(logits: Tensor, share: float) -> Tensor:
@@ -236,7 +237,7 @@ class RSSM(Module):
             return x.unflatten(-1, (BLOCKS, -1)).transpose(0, 1).contiguous()
 
         x, h = torch.cat((self.from_deter(deter), self.from_stoch(stoch), action), -1), split(deter)
-        x = F.linear(x, self.inputs) + self.blocks(h).transpose(0, 1).flatten(1)
+        x = products.linear(x, self.inputs) + self.blocks(h).transpose(0, 1).flatten(1)
         reset, candidate, update = self.gates(split(F.silu(self.norm(x)))).chunk(3, -1)
         h = torch.lerp(h, (reset.sigmoid() * candidate).tanh(), (update - 1.0).sigmoid())
         return h.transpose(0, 1).flatten(1)
@@ -270,14 +271,14 @@ class RSSM(Module):
         """
         keep = ~is_first.unsqueeze(-1)
         actions = self.from_action(action.to(tokens.dtype) * keep)
-        seen = F.linear(tokens, self.seen.weight[:, self.size.deter :], self.seen.bias)
+        seen = products.linear(tokens, self.seen.weight[:, self.size.deter :], self.seen.bias)
         weight = self.seen.weight[:, : self.size.deter]
         deter = carry["deter"]
         stoch = F.one_hot(carry["stoch"], self.size.classes).to(deter.dtype).flatten(-2)
         states = list[tuple[Tensor, ...]]()
         for t in range(len(tokens)):
             deter = self.next_deter(deter * keep[t], stoch * keep[t], actions[t])
-            x = F.silu(self.seen_norm(seen[t] + F.linear(deter, weight)))
+            x = F.silu(self.seen_norm(seen[t] + products.linear(deter, weight)))
             p = self.probabilities(self.posterior(x))
             stoch = choose(p, None if noise is None else noise[t]).flatten(-2)
             states.append((deter, stoch, p))
