@@ -57,4 +57,4 @@ def measure(case: dict[str, Any], steps: int, stamps: Stamps) -> None:
 
 
 if __name__ == "__main__":
-    run({"mappo": measure}, ("benchmarl", "torchrl", "torch", "pettingzoo", "mpe2"))
+    run({"mappo": measure}, ("benchmarl", "torchrl", "torch", "pettingzoo"))
