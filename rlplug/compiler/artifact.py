@@ -13,9 +13,9 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -59,11 +59,9 @@ class Artifact(Compiled):
         return inputs if inputs is None or not self._skip or self._serves(*[x.shape[:1] for x in inputs]) else None
 
     def run(self, inputs: list[Tensor]) -> Any:
-        others = self._others
-        if self._draws:
-            others = others.copy()
-            for i, draw in self._draws:
-                others[i] = draw()
+        others = self._others.copy()
+        for i, draw in self._draws:
+            others[i] = draw()
         return restored(self.template, inputs, iter(self._run(inputs + others)))
 
 
@@ -86,8 +84,10 @@ def loaded(graph: Any, inputs: list[Any]) -> Callable[[list[Tensor]], list[Tenso
         said = "rlplug: compiling takes about ten seconds; later runs use the compiler's cache"
         print(said, file=sys.stderr, flush=True)
         known.parent.mkdir(parents=True, exist_ok=True)
-        linear = {torch.ops.mkldnn._linear_pointwise.default: lambda *args: TensorBox.create(LinearUnary.create(*args))}
-        with patch.dict(lowerings, linear):  # torch's own would accept constant weights only
+        linear = torch.ops.mkldnn._linear_pointwise.default
+        with ExitStack() as stack:  # torch's own lowering would accept constant weights only
+            stack.callback(lowerings.__setitem__, linear, lowerings[linear])
+            lowerings[linear] = lambda *args: TensorBox.create(LinearUnary.create(*args))
             made = str(aot_compile(graph, tuple(inputs), options=options))
         (own := known.with_suffix(f".{os.getpid()}")).write_text(made)
         own.replace(known)
