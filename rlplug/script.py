@@ -106,8 +106,16 @@ def attribute(path: str, key: str) -> Any:
     except AttributeError:
         if path.startswith(HERE):
             said = f"{name} is defined in the script that started the run, and is not known here"
-            raise ConfigError(key, f"{said}; pass it from Python, as rlplug.resume(folder, env=...)") from None
+            way = "pass it to rlplug.resume as env, model, callbacks or eval_function"
+            raise ConfigError(key, f"{said}; {way}") from None
         raise ConfigError(key, f"the module {module!r} has no {name!r}") from None
+
+
+def function_at(path: str, key: str) -> Callable[..., Any]:
+    """Return the function with a path. Raises ``ConfigError`` if there is none, or it cannot be called."""
+    if callable(found := attribute(path, key)):
+        return found
+    raise ConfigError(key, f"{path} is {type(found).__name__}, which cannot be called")
 
 
 def parts(node: Any, key: str) -> tuple[str, Mapping[str, Any]]:

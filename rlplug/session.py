@@ -123,6 +123,7 @@ def resume(
     env: Any = None,
     model: Any = None,
     callbacks: Sequence[Any] = (),
+    eval_function: Callable[..., Any] | None = None,
     tell: Callable[[str], None] = print,
 ) -> Result | None:
     """Resume a run from its newest good checkpoint.
@@ -133,6 +134,7 @@ def resume(
         env: the object of the script that the run was trained with, if there is one.
         model: likewise.
         callbacks: likewise.
+        eval_function: likewise, of ``eval.function``.
         tell: called with each line for the user.
 
     Returns:
@@ -144,7 +146,7 @@ def resume(
     """
     from rlplug.run import launch
 
-    _give(Path(path), env, model, callbacks)
+    _give(Path(path), env, model, callbacks, eval_function)
     score = launch.resume(Path(path), overrides, tell)
     return None if score is None else Result(score, path)
 
@@ -222,13 +224,14 @@ class Session:
         env: Any = None,
         model: Any = None,
         callbacks: Sequence[Any] = (),
+        eval_function: Callable[..., Any] | None = None,
     ) -> Session:
         """Return a session that continues a run from its newest good checkpoint. Arguments and errors as ``resume``."""
         from rlplug.run.launch import planned
 
         self = cls.__new__(cls)
         self.folder = Path(path)
-        _give(self.folder, env, model, callbacks)
+        _give(self.folder, env, model, callbacks, eval_function)
         self._start(planned(self.folder, overrides), "reopened", list(overrides))
         return self
 
@@ -445,19 +448,17 @@ def _written(value: Any) -> str:
     return _written(script.path_of(value))
 
 
-def _give(folder: Path, env: Any, model: Any, callbacks: Sequence[Any]) -> None:
+def _give(folder: Path, env: Any, model: Any, callbacks: Sequence[Any], eval_function: Any) -> None:
     """Keep the objects of a run that is resumed, under the names that its configuration has."""
-    if env is None and model is None and not callbacks:
+    given = {"env": None if env is None else _maker("env", env), "model": model, "eval": eval_function}
+    objects = {key: [thing] for key, thing in given.items() if thing is not None} | {"callbacks": [*callbacks]}
+    if not any(objects.values()):
         return
     from rlplug.run import run_dir
 
     raw, _ = run_dir.read(folder)
-    for key, given in (
-        ("env", [] if env is None else [_maker("env", env)]),
-        ("model", [] if model is None else [model]),
-    ):
-        _claim(raw, key, given)
-    _claim(raw, "callbacks", callbacks)
+    for key, things in objects.items():
+        _claim(raw, key, things)
 
 
 def _claim(raw: Mapping[str, Any], key: str, given: Sequence[Any]) -> None:

@@ -385,7 +385,7 @@ def test_a_run_with_objects_is_resumed_with_them(tmp_path, monkeypatch):
     result = rlplug.train(env=lambda: Mine(), callbacks=[Count()], folder=tmp_path / "run", **SMALL)
     monkeypatch.setattr(script, "_objects", {})  # as in another process
     with pytest.raises(
-        ConfigError, match=r"lambda\w* is defined in the script that started the run.*rlplug\.resume\(folder"
+        ConfigError, match=r"lambda\w* is defined in the script that started the run.*pass it to rlplug\.resume"
     ):
         rlplug.resume(result.folder, ["total_steps=256"])
     with pytest.raises(ConfigError, match=r"^model: the run has no object of a script, and 1 given"):

@@ -29,6 +29,8 @@ greedy episode, or of eval.record=3, to videos/ of the run folder. Writes no oth
   eval.timeout_s=60        seconds after which the complete episodes are the result; default: as in the run
   eval.max_episode_steps=1000
                            steps after which an episode is truncated; default: as in the run
+  eval.function=module:judge
+                           your own evaluation; default: as in the run
   seed=7                   seed of the episodes; default: those of the run's own evaluation at that step
   hardware=cpu             hardware; default: as in the run, or the CPU if that is not available
   record.path=data/expert  record the episodes, for data.path of other runs; see docs/data.md
@@ -85,14 +87,15 @@ def table(result: Mapping[str, Any]) -> str:
     """Format the result of an evaluation."""
     extremes = (f"{name} {result[key]:,.2f}" for name in ("min", "max") if (key := f"eval/return_{name}") in result)
     spread = f" ({', '.join(extremes)})" if "eval/return_min" in result else ""
+    deviation = f" ± {result['eval/return_std']:,.2f}" if "eval/return_std" in result else ""
     rows = {
         "checkpoint": result["checkpoint"],
         "env steps": f"{result['env_steps']:,}",
         "updates": f"{result['updates']:,}",
         "episodes": f"{result['episodes']:,} (seed {result['seed']})",
-        "return": f"{result['eval/return_mean']:,.2f} ± {result['eval/return_std']:,.2f}{spread}",
-        "length": f"{result['eval/length_mean']:,.1f}",
+        "return": f"{result['eval/return_mean']:,.2f}{deviation}{spread}",
     }
+    rows |= {"length": f"{result['eval/length_mean']:,.1f}"} if "eval/length_mean" in result else {}
     own = {key.removeprefix("eval/"): x for key, x in result.items() if key.startswith("eval/")}  # any algorithm's
     rows |= {key: f"{x:,.4g}" for key, x in own.items() if key not in ABOVE}
     rows |= {"video": result["video"]} if "video" in result else {}

@@ -75,6 +75,7 @@ class Eval:
     record: NonNegativeInt = option("Episodes per evaluation to record as a video (MP4); 0: none.")
     mode: Literal["greedy", "explore"] = option("explore: sample from the policy, without exploration modules.")
     env: dict[str, Any] = option("Settings of the environment that differ in evaluations.")
+    function: str | None = option("Your own evaluation, module:function; null: the algorithm's.")
 
 
 def _interval(value: Any) -> Any:

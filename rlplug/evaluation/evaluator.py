@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from rlplug import tree
-from rlplug.api import Algorithm, Job, VecEnv
+from rlplug.api import Algorithm, Job, Play, VecEnv
 from rlplug.collection.play import MOST_COLUMNS, Player, Stopped, share_of
 from rlplug.collection.stepping import make_shard
 from rlplug.config import Eval
@@ -20,7 +21,8 @@ from rlplug.context import EnvShard, RunContext
 from rlplug.envs.pictures import picture
 from rlplug.envs.seeded import tell_once
 from rlplug.functional.returns import ended
-from rlplug.types import Batch, NamedWeights
+from rlplug.script import function_at
+from rlplug.types import Batch, NamedWeights, RunError
 
 PlayAll = Callable[[Sequence[Job], NamedWeights | None], Iterable[Batch]]
 ALONE = EnvShard("eval", 1, range(1))
@@ -50,9 +52,10 @@ class Evaluator:
         self.algorithm, self.cfg = algorithm, cfg
         self.job = Job(0, episodes=cfg.episodes, mode=cfg.mode)
         self.shard, _ = share_of(self.job, "eval", columns)
+        self.own = own_evaluation(algorithm, cfg)
+        """takes ``play`` and a number of episodes"""
         if keys is None:
-            keys = ctx.needs.keys if evaluates_itself(algorithm) else ()
-            keys = (*keys, "is_success") if "is_success" in ctx.spec.extras else keys
+            keys = [*(ctx.needs.keys if self.own else ()), *{"is_success"}.intersection(ctx.spec.extras)]
         entropy = (ctx.seed, EVALUATION)
         self.player = Player(make, algorithm, ctx, "eval", entropy, keys, normalize, name="an evaluation")
 
@@ -61,15 +64,15 @@ class Evaluator:
         return self.player.shard(self.shard).env
 
     def evaluate(self, all_of: PlayAll) -> tuple[dict[str, float], Batch]:
-        """Return the metrics of an evaluation, and returns and lengths of its greedy episodes, or of all.
+        """Return the metrics of an evaluation, and returns and lengths of its greedy episodes, or of all it played.
 
         Args:
             all_of: plays jobs with the given weights and returns all episodes of each.
 
         Raises:
-            ValueError: the algorithm's own evaluation returns no ``eval/return_mean``.
+            RunError: ``own`` returns no ``eval/return_mean``.
         """
-        if not evaluates_itself(self.algorithm):
+        if self.own is None:
             (batch,) = all_of([self.job], None)
             return self.metrics(batch), batch
         mode, played = self.job.mode, dict[bool, list[Batch]]({True: [], False: []})
@@ -80,10 +83,10 @@ class Evaluator:
                 played[job.mode == "greedy"].append({key: batch[key] for key in ("return", "length")})
                 yield job, batch
 
-        metrics = self.algorithm.evaluate(play, self.cfg.episodes)
-        if "eval/return_mean" not in metrics:
-            raise ValueError(f"{type(self.algorithm).__name__}.evaluate returns no eval/return_mean")
-        return metrics, tree.cat(played[True] or played[False])
+        metrics = self.own(play, self.cfg.episodes)
+        if not isinstance(metrics, Mapping) or "eval/return_mean" not in metrics:
+            raise RunError(f"{self.cfg.function or type(self.algorithm).__name__} returned no eval/return_mean")
+        return metrics, tree.cat(each) if (each := played[True] or played[False]) else {}
 
     def play(
         self,
@@ -122,9 +125,15 @@ class Evaluator:
         self.player.close()
 
 
-def evaluates_itself(algorithm: Algorithm) -> bool:
-    """Return whether the algorithm overrides ``evaluate``."""
-    return type(algorithm).evaluate is not Algorithm.evaluate
+def own_evaluation(algorithm: Algorithm, cfg: Eval) -> Callable[[Play, int], dict[str, float]] | None:
+    """Return ``eval.function`` or the algorithm's own ``evaluate``; None: the episodes of one greedy job.
+
+    Raises:
+        ConfigError: there is no such function.
+    """
+    if cfg.function is not None:
+        return partial(function_at(cfg.function, "eval.function"), algorithm)
+    return None if type(algorithm).evaluate is Algorithm.evaluate else algorithm.evaluate
 
 
 def shares_of(episodes: int, parts: int) -> list[range]:

@@ -84,7 +84,7 @@ def card(
     metadata: dict[str, Any] = {"library_name": "rlplug"}
     metadata["tags"] = ["reinforcement-learning", "deep-reinforcement-learning", "rlplug", algo, env]
     if mean is not None:
-        value = f"{mean:.2f} +/- {summary['eval/return_std']:.2f}"
+        value = f"{mean:.2f}" + (f" +/- {summary['eval/return_std']:.2f}" if "eval/return_std" in summary else "")
         task = {"type": "reinforcement-learning", "name": "reinforcement-learning"}
         metric = {"type": "mean_reward", "value": value, "name": "mean_reward", "verified": False}
         result = {"task": task, "dataset": {"name": env, "type": env}, "metrics": [metric]}

@@ -24,7 +24,7 @@ from rlplug.data.recorder import digest, episode_files
 from rlplug.distributed.torch_setup import set_up_torch
 from rlplug.envs.spec_json import mismatch
 from rlplug.estimation.estimation import Estimation
-from rlplug.evaluation.evaluator import Evaluator, evaluates_itself
+from rlplug.evaluation.evaluator import Evaluator
 from rlplug.pretrained import adopt
 from rlplug.types import ConfigError, Mode
 
@@ -35,6 +35,7 @@ EVALUABLE = (
     "eval.timeout_s",
     "eval.max_episode_steps",
     "eval.record",
+    "eval.function",
     "seed",
     "env",
     "hardware",
@@ -87,11 +88,11 @@ def evaluate(
             metrics = evaluator.metrics(played)
             if played:
                 files.add_all(played)
-    if not played:
+    if not played and evaluator.own is None:
         raise ConfigError("eval.timeout_s", f"no episode ended within {core.eval.timeout_s:g} seconds; raise it")
-    if files is not None or not evaluates_itself(algorithm):  # else its return may be another one
+    if files is not None or evaluator.own is None:  # else its return may be another one
         metrics |= {f"eval/return_{name}": getattr(played["return"], name)().item() for name in ("min", "max")}
-    return _about(checkpoint, core, len(played["return"])) | metrics
+    return _about(checkpoint, core, len(played.get("return", ()))) | metrics
 
 
 def stage(path: str | Path, overrides: Sequence[str], tell: Callable[[str], None]) -> tuple[Any, ...]:

@@ -52,17 +52,15 @@ def build(
     set_up_torch(plan, config.deterministic)
     elsewhere = fabric is None and (ranks > 1 or plan.launcher == "ray")
     if fabric is None:
-        single = replace(plan, devices=1, num_nodes=1)
-        fabric = fabric_of(replace(single, accelerator="cpu") if elsewhere else single)
+        fabric = fabric_of(replace(plan, devices=1, num_nodes=1, accelerator="cpu" if elsewhere else plan.accelerator))
     placement = Placement(Collectives(fabric), num_envs % ranks != 0)
     rank, parts = fabric.global_rank, 1 if num_envs % ranks else ranks  # this process may stand for the first rank
-    own = rank % parts
-    env_ids = range(own * num_envs // parts, (own + 1) * num_envs // parts)
+    env_ids = range(rank % parts * num_envs // parts, (rank % parts + 1) * num_envs // parts)
     said = "its networks are too large, there is no memory for {}; make it smaller"
     with checks.memory(lambda what: ConfigError("model", said.format(what))):
         policy = BehaviorPolicy(config, resolved.context(fabric.device, env_ids, rank, ranks))
     if not identity:  # a resumed run has its own weights
-        begin(policy)
+        pretrained.load(policy.algorithm, policy.normalizer, config)
     buffer: Buffer = config.buffer.build(policy.ctx)
     trusted = policy.ctx.traceable([policy.algorithm, *policy.exploration.values()])  # compile=auto compiles only these
     learner = RankLearner(
@@ -88,8 +86,7 @@ def build(
     estimator = estimation_of(config, policy.algorithm, policy.ctx, policy.normalize)
     given = {slot for slot in config.models if slot != "model" and config.raw[slot] is not None}
     for slot in given - {slot for slot, _ in policy.ctx.built} if rank == 0 and estimator is None else ():
-        said = f"{config.algo.name}, as it is set up, builds no network from this slot; leave it out"
-        raise ConfigError(slot, said)
+        raise ConfigError(slot, f"{config.algo.name}, as it is set up, builds no network from this slot; leave it out")
     trainer = Trainer(
         resolved=resolved,
         run_dir=run_dir,
@@ -146,11 +143,6 @@ def _collector(resolved: ResolvedRun, policy: BehaviorPolicy, learner: RankLearn
     if recorded:
         shard = MixedCollector(open_recording(*recording, ctx.env_ids[:recorded]), shard)
     return InProcessCollector(shard, policy.player(), learner.progress, loop.tempo.broadcast_interval > 1, preemption)
-
-
-def begin(policy: BehaviorPolicy) -> None:
-    """Load the weights of other runs with which a run begins, if any."""
-    pretrained.load(policy.algorithm, policy.normalizer, policy.config)
 
 
 def start(trainer: Trainer) -> None:

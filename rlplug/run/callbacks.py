@@ -207,9 +207,8 @@ def capture(trainer: Trainer, score: float | None = None) -> Snapshot:
 
 
 def _learner(trainer: Trainer) -> dict[str, Tree]:
-    callbacks = trainer.reports
-    reports = {"log": callbacks.log.state(), "evaluation": callbacks.evaluation.state()}
-    return trainer.state() | reports | {"estimation": callbacks.estimation.state()}
+    reports = {name: getattr(trainer.reports, name).state() for name in ("log", "evaluation", "estimation")}
+    return trainer.state() | reports
 
 
 def restore(trainer: Trainer, checkpoint: Checkpoint) -> list[str]:

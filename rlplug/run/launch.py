@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from rlplug import pretrained
 from rlplug.api import Plan
 from rlplug.checkpointing.format import Checkpoint, checkpoints, find, tidy
 from rlplug.checkpointing.installed import check_installed
@@ -29,7 +30,7 @@ from rlplug.envs.silence import is_silent
 from rlplug.nn import remarks
 from rlplug.registry.discovery import installed
 from rlplug.run import checks, run_dir
-from rlplug.run.build import begin, build, start
+from rlplug.run.build import build, start
 from rlplug.run.callbacks import restore
 from rlplug.script import Sent, dumps
 from rlplug.tracking import DISK, AtOnce, process_age
@@ -178,7 +179,7 @@ def reopened(fabric: AnyFabric, tell: Tell, plan: Plan, folder: Path, overrides:
                 raise CheckpointError(f"{folder} has finished: no checkpoint to resume")
         with closing(build(config, folder, fabric, plan, manifest["run"])) as trainer, last_words():
             if checkpoint is None:
-                begin(trainer.policy)
+                pretrained.load(trainer.policy.algorithm, trainer.policy.normalizer, config)
             start(trainer)
             missing = restore(trainer, checkpoint) if checkpoint else []
             where = f"{STEP[unit]} {trainer.steps:,}" if checkpoint else "the beginning: there was no checkpoint yet"

@@ -21,7 +21,7 @@ from rlplug.buffer.samples import predictions
 from rlplug.collection.play import Stopped
 from rlplug.config.schema import Log
 from rlplug.context import ResolvedRun
-from rlplug.evaluation.evaluator import ALONE, Evaluator, evaluates_itself, pictures, shares_of
+from rlplug.evaluation.evaluator import ALONE, Evaluator, own_evaluation, pictures, shares_of
 from rlplug.functional.schedule import due
 from rlplug.limits import Stopping
 from rlplug.tracking import SystemUsage, write_video
@@ -157,8 +157,8 @@ class Evaluation(Schedule):
         self._parts = parts
         self.evaluator = Evaluator(policy.env, policy.algorithm, ctx, cfg, policy.normalize, self._share(cfg.episodes))
         own = {"hardware.actors.evaluation": is_async, "eval.steps": cfg.steps, "eval.timeout_s": cfg.timeout_s}
-        if evaluates_itself(policy.algorithm) and (keys := [key for key, value in own.items() if value]):
-            said = f"runs greedy episodes, but {policy.config.algo.name} has its own evaluation"
+        if self.evaluator.own and (keys := [key for key, value in own.items() if value]):
+            said = f"runs greedy episodes, but {cfg.function or policy.config.algo.name} evaluates in its own way"
             raise ConfigError(keys[0], f"{said}; use {'0' if is_async else 'null'}")
         self.actors: AsyncEval | None = None  # of rank 0, once started
         self.latest_at: int | None = None
@@ -209,7 +209,7 @@ class Evaluation(Schedule):
     def _share(self, episodes: int, job: int = 0) -> range:
         """Return this rank's columns of a job: a share, or all if jobs of the algorithm's own evaluation are dealt."""
         rank, parts = self.policy.ctx.rank, self._parts
-        if evaluates_itself(self.policy.algorithm):
+        if own_evaluation(self.policy.algorithm, self.cfg):
             return shares_of(episodes, 1)[0] if job % parts == rank else range(0)
         return shares_of(episodes, parts)[rank] if rank < parts else range(0)
 

@@ -173,8 +173,11 @@ def test_actors_that_evaluate_are_late_too(tmp_path: Path, capfd):
 
 STAGES = ["curriculum=threshold", "curriculum.stages=[2]", "curriculum.level=1", "curriculum.metric=eval/return_mean"]
 REFUSED = {
-    "eval.steps": (["algo=maml", "env=point_goals", "eval.steps=10"], "runs greedy episodes, but maml has its own"),
-    "eval.timeout_s": (["algo=maml", "env=point_goals", "eval.timeout_s=1"], "runs greedy episodes, but maml has"),
+    "eval.steps": (["algo=maml", "env=point_goals", "eval.steps=10"], "runs greedy episodes, but maml evaluates"),
+    "eval.timeout_s": (
+        ["algo=maml", "env=point_goals", "eval.timeout_s=1"],
+        "runs greedy episodes, but maml evaluates",
+    ),
     "curriculum.metric": (
         ["algo=ppo", "env=frozenlake_tasks", *STAGES, "eval.timeout_s=1"],
         "eval/return_mean depends on the machine",

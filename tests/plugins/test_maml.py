@@ -228,7 +228,7 @@ REFUSED = {
     "curiosity": (("exploration=[icm]",), "exploration.icm: rewards rows that the learner samples, but maml uses no"),
     "actors": (
         ("num_envs=2", "hardware.actors.count=2", "hardware.actors.num_cpus=0.5", "hardware.actors.evaluation=1"),
-        "hardware.actors.evaluation: runs greedy episodes, but maml has its own evaluation; use 0",
+        "hardware.actors.evaluation: runs greedy episodes, but maml evaluates in its own way; use 0",
     ),
 }
 

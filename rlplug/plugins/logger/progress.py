@@ -192,4 +192,5 @@ def row(steps: str, metrics: Mapping[str, float]) -> str:
 def evaluation(metrics: Mapping[str, Any]) -> str:
     """Format as ``-151.3 ± 80.2``; empty without an evaluation."""
     mean = metrics.get("eval/return_mean", math.nan)
-    return "" if math.isnan(mean) else f"{mean:,.1f} ± {metrics['eval/return_std']:,.1f}"
+    spread = f" ± {metrics['eval/return_std']:,.1f}" if "eval/return_std" in metrics else ""
+    return "" if math.isnan(mean) else f"{mean:,.1f}{spread}"
