@@ -212,6 +212,8 @@ PROOFS = {
     "dreamer_pendulum": Proof("algo=dreamer env=pendulum", -500),
     "dreamer_pendulum_pixels": Proof("algo=dreamer env=pendulum_pixels", -1058),  # random: -1,256, standard error 66
     "alphazero_sparse_cartpole": Proof("algo=alphazero env=sparse_cartpole", 450),
+    # minus the percentage by which tours are longer than the shortest
+    "alphazero_tsp": Proof("algo=alphazero env=tsp eval.function=benchmarks.planning:excess eval.episodes=200", -3),
     "linucb_linear_bandit": Proof("algo=linucb env=linear_bandit", 57, blind=True),  # 58.18 is the optimum
     "lints_linear_bandit": Proof("algo=lints env=linear_bandit", 57, blind=True),
     "lingreedy_linear_bandit": Proof("algo=lingreedy env=linear_bandit", blind=True),

@@ -14,6 +14,7 @@ import torch
 import yaml
 
 import rlplug
+from rlplug.api import Algorithm, Job, Play
 from rlplug.config import choose
 from rlplug.context import EnvShard, RunContext
 from rlplug.plugins.env.combinatorial import TSP, Knapsack
@@ -27,6 +28,20 @@ def shortest(cities: np.ndarray) -> float:
     home = np.zeros((len(orders), 1), np.int64)
     tours = np.concatenate((home, orders, home), 1)
     return float(distance[tours[:, :-1], tours[:, 1:]].sum(1).min())
+
+
+def excess(algorithm: Algorithm, play: Play, episodes: int) -> dict[str, float]:
+    """Evaluate by how much tours are longer than the shortest ones: ``eval.function`` of the proof for env=tsp.
+
+    Returns:
+        ``eval/return_mean``, the excess in percent, negative; and ``eval/optimal``, the fraction of shortest tours.
+    """
+    ((_, batch),) = play([Job(0, episodes=episodes, mode="greedy")])
+    length, places = -batch["return"].numpy(), batch["obs"][0].numpy()
+    n = places.shape[1] // 4  # coordinates [2, n], what was visited [n], and the present city, one-hot [n]
+    best = np.array([shortest(place[: 2 * n].reshape(2, n).T) for place in places])
+    optimal = float(np.isclose(length, best, rtol=1e-5).mean())
+    return {"eval/return_mean": 100.0 * float(1.0 - length.mean() / best.mean()), "eval/optimal": optimal}
 
 
 def heaviest(values: np.ndarray, weights: np.ndarray, capacity: float) -> float:

@@ -25,12 +25,12 @@ What a terminal shows of `python -m rlplug algo=ppo env=pendulum total_steps=40_
 real run.
 
 The first line shows percent, steps, speed and the remaining time. The second one shows the mean return of the last
-training episodes, its course as a sparkline, and the last evaluation. Then follow the time by phase and the memory of
+training episodes, its history as a sparkline, and the last evaluation. Below are the time by phase and the memory of
 the process, the last and the next checkpoint, and the Ray actors with their states, if there are any. Evaluations show
-their own progress. They count neither into the speed nor into the remaining time.
+their own progress. They count toward neither the speed nor the remaining time.
 
-The view is redrawn in place, below an empty line on which the cursor waits, so that lines of other programs stay whole.
-In a file or a pipe, and with `logger.progress.live=false`, there are plain lines; in a notebook, one line.
+The view is redrawn in place, below an empty line on which the cursor waits, so that lines of other programs are not
+broken. In a file or a pipe, and with `logger.progress.live=false`, there are plain lines; in a notebook, one line.
 """
 RUN = ["algo=ppo", "env=pendulum", "total_steps=40_000", "eval.every=20_000", "eval.episodes=40", "hardware=cpu"]
 WAIT_S = 300
