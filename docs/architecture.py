@@ -221,7 +221,11 @@ def budgets_table() -> Iterator[str]:
         total = sum(lines(files(room)) for room in rooms)
         what = ", ".join(f"`{room}`" for room in rooms)
         if name == "algorithm":
-            total, what = max(lines([path]) for path in ALGORITHMS), "the longest file of `plugins/algo`"
+            own = budget["named"]
+            total, what = max(lines([path]) for path in ALGORITHMS if path.name not in own), "the longest other file"
+            for path in ALGORITHMS:
+                if path.name in own:
+                    yield f"| {name} | `plugins/algo/{path.name}` | {lines([path]):,} | {own[path.name]:,} |"
         elif name in ("methods", "attributes"):
             every = [found for room in CORE for found in classes(room)]
             largest = max(every, key=lambda found: found[name == "attributes"])

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     )
     from rlplug.config import RunConfig, compose
     from rlplug.registry import Component, hookimpl
-    from rlplug.session import Result, Session, load, resume, train
+    from rlplug.session import Result, Session, evaluate, load, resume, train
     from rlplug.types import Batch, ConfigError, EnvSpec, EnvTraits, Group, RunError
 
 __all__ = [
@@ -76,6 +76,7 @@ __all__ = [
     "Window",
     "__version__",
     "compose",
+    "evaluate",
     "hookimpl",
     "load",
     "resume",
@@ -86,7 +87,7 @@ _HOMES = {
     "rlplug.types": ("Batch", "ConfigError", "EnvSpec", "EnvTraits", "Group", "RunError"),
     "rlplug.registry": ("Component", "hookimpl"),
     "rlplug.config": ("RunConfig", "compose"),
-    "rlplug.session": ("Result", "Session", "load", "resume", "train"),
+    "rlplug.session": ("Result", "Session", "evaluate", "load", "resume", "train"),
 }
 """where a public name lives; the others are of ``rlplug.api``"""
 

@@ -35,8 +35,8 @@ class Agent(Insight):
         spec: spaces of the training environment.
         env_steps: environment steps of training.
         algorithm: the algorithm, with its weights.
-        ctx: what it was built with.
-        normalize: maps observations to its inputs.
+        ctx: the context that the algorithm was built with.
+        normalize: maps observations to the algorithm's inputs.
     """
 
     def __init__(self, algorithm: Algorithm, ctx: RunContext, env_steps: int, normalize: Normalizer) -> None:

@@ -67,7 +67,7 @@ class ResolvedRun:
         self.loop: Loop = config.loop.build(ctx.derive(batch_size=self._sample()))
 
     def _sample(self) -> int:
-        """Return the transitions of a sample; with segments, those of whole segments."""
+        """Return the number of transitions in a sample; a sample of segments consists of whole segments."""
         size, least = self.config.train_batch_size, self.whole_segments
         return -(-size // least) * least if self.needs.data == "segments" else size
 
@@ -106,7 +106,7 @@ class ResolvedRun:
 
 @dataclass
 class EnvShard:
-    """Environments, out of ``num_envs``, to draw noise for at the moment; shared by all contexts of a run."""
+    """Environments, out of ``num_envs``, for which noise is currently drawn; shared by all contexts of a run."""
 
     role: Role
     num_envs: int
@@ -169,7 +169,7 @@ class RunContext(Context):
 
     @contextmanager
     def acting(self, shard: EnvShard) -> Iterator[None]:
-        """Draw for the rows of ``shard``, of actors or of an evaluation, inside the block."""
+        """Draw noise for the rows of ``shard`` inside the block, such as those of actors or of an evaluation."""
         before = vars(self.shard).copy()
         vars(self.shard).update(vars(shard))
         try:

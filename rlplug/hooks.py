@@ -13,7 +13,7 @@ from rlplug.api import Run
 from rlplug.checkpointing.serialize import copy_to_host
 from rlplug.contract.members import check_hooks
 from rlplug.data.recorder import Episodes
-from rlplug.envs.episode_metrics import OWN
+from rlplug.envs.episode_metrics import OWN, numbers
 from rlplug.envs.seeded import tell_once
 from rlplug.functional.returns import by_episode
 from rlplug.registry.discovery import unknown
@@ -36,7 +36,7 @@ class UserCallbacks:
     def __init__(self, nodes: Sequence[Any], num_envs: int) -> None:
         self._each = dict[str, Any]()
         self._episodes = _Episodes(num_envs, self)
-        self._metrics = list[Mapping[str, float]]()  # also of jobs, of episodes since the last row of metrics
+        self._metrics = list[Mapping[str, float]]()  # of episodes, including those of jobs, since the last logged row
         for i, node in enumerate(nodes):
             key = f"callbacks[{i}]"
             made = script.make(node, key)
@@ -59,14 +59,18 @@ class UserCallbacks:
         return [*self._each.values()]
 
     def add(self, metrics: Iterable[Mapping[str, float] | None]) -> None:
-        """Add the metrics of an episode that callbacks returned. Raises ``RunError`` for names of rlplug's own."""
-        found = [*filter(None, metrics)]
+        """Add the metrics of an episode that callbacks returned.
+
+        Raises:
+            RunError: one has a name of rlplug's own, or is not a number.
+        """
+        found = [numbers(one, "rlplug_episode of a callback") for one in metrics if one]
         if taken := next(filter(OWN.fullmatch, chain(*found)), None):
             raise RunError(f"rlplug_episode returned {taken!r}, which rlplug logs itself; use another name")
         self._metrics += found
 
     def add_job(self, batch: Batch) -> None:
-        """Add the environment's own metrics of the episodes of a job; those of segments are the collector's."""
+        """Add the environment's own metrics of the episodes of a job; the collector reports those of segments."""
         self._metrics += filter(None, by_episode(batch))
 
     def drain(self) -> list[Mapping[str, float]]:
@@ -80,7 +84,7 @@ class UserCallbacks:
         return {"each": each, "episodes": self._episodes.state(), "metrics": [dict(one) for one in self._metrics]}
 
     def load(self, state: Tree) -> None:
-        """Restore ``state``; callbacks that are new keep theirs."""
+        """Restore ``state``; new callbacks keep their own state."""
         for name in self._each.keys() & state["each"].keys():
             made, saved = self._each[name], state["each"][name]
             if _has(made, "load"):

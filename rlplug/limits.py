@@ -50,7 +50,9 @@ class Stopping:
         if [*row] == ["eval/episodes"]:  # none was complete
             return
         if missing := next((name for name in self.keys if name.startswith(prefix) and name not in row), None):
-            raise RunError(f"{self.keys[missing]}: there is no such metric; {unknown(missing, row)}")
+            key = self.keys[missing]
+            way = "; change stop when you resume" if key.startswith("stop.") else ""
+            raise RunError(f"{key}: there is no such metric; {unknown(missing, row)}{way}")
 
     def read(self, row: Mapping[str, float]) -> None:
         """Compare a row of metrics with the limits."""

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from rlplug import agent, script
 from rlplug.api import Algorithm
-from rlplug.checkpointing.format import Checkpoint, find, folder_of
+from rlplug.checkpointing.format import Checkpoint, checkpoints, find, folder_of
 from rlplug.config import Core
 from rlplug.registry.discovery import unknown
 from rlplug.types import ConfigError
@@ -52,7 +52,8 @@ def _load(algorithm: nn.Module, normalizer: Any, path: str, prefixes: list[str] 
     if prefixes is None:
         if differing := sorted(own.keys() ^ weights.keys()):
             where = "only this run" if differing[0] in own else f"only {path}"
-            raise ConfigError(KEY, f"{where} has {differing[0]}; init_from.prefix takes a part, such as [{_head(own)}]")
+            said = f"{where} has {differing[0]}, so the networks or the algorithms differ"
+            raise ConfigError(KEY, f"{said}; use those of {path}, or init_from.prefix for a part of the weights")
         chosen = weights
     else:
         for prefix in prefixes:
@@ -102,15 +103,16 @@ def _weights(path: str) -> tuple[dict[str, Any], dict[str, Any] | None]:
         try:
             found = torch.load(file, map_location="cpu", weights_only=True)
         except (OSError, RuntimeError, ValueError, EOFError, pickle.UnpicklingError) as error:
-            said = next(iter(str(error).splitlines()), type(error).__name__)
-            raise ConfigError(KEY, f"{path} cannot be read: {said}") from None
+            own = isinstance(error, OSError) and error.strerror
+            raise ConfigError(KEY, f"{path} cannot be read: {own or 'it is no file of torch.save'}") from None
         return _named(found, path), None
     run, at, step = path.rpartition("@")
     try:
         if at and not file.exists() and re.fullmatch(r"[\d_]+", step):
             place = folder_of(Path(run), int(step.replace("_", "")))
             if not place.exists():
-                raise ConfigError(KEY, f"{run} has no checkpoint of step {step}")
+                known = ", ".join(f"{int(path.name.removeprefix('step_')):,}" for path in checkpoints(Path(run)))
+                raise ConfigError(KEY, f"{run} has no checkpoint of step {step}; it has {known or 'none'}")
             checkpoint = Checkpoint(place)
         else:
             checkpoint = find(file, ("weights",))

@@ -11,7 +11,7 @@ import importlib
 import inspect
 import pickle
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any, TypeVar
@@ -34,7 +34,7 @@ def __getattr__(name: str) -> Any:
 
 
 def path_of(thing: Any) -> str:
-    """Return the path of an object; one that other processes cannot import is kept, to be sent to them."""
+    """Return the path of an object; keep an object that other processes cannot import, to send it to them."""
     module, name = getattr(thing, "__module__", None), getattr(thing, "__qualname__", None)
     if module != "__main__" and isinstance(name, str) and name.isidentifier():
         try:
@@ -49,7 +49,7 @@ def path_of(thing: Any) -> str:
 
 
 def keep(name: str, thing: Any) -> str:
-    """Keep an object under a name, also one with its path, and return the path."""
+    """Keep an object under a name, which may be its whole path, and return the path."""
     _objects[name.removeprefix(HERE)] = thing
     return HERE + name.removeprefix(HERE)
 
@@ -89,7 +89,7 @@ class Sent:
 
 
 def attribute(path: str, key: str) -> Any:
-    """Return the object with a path.
+    """Return the object at a path.
 
     Raises:
         ConfigError: there is none.
@@ -111,11 +111,18 @@ def attribute(path: str, key: str) -> Any:
         raise ConfigError(key, f"the module {module!r} has no {name!r}") from None
 
 
-def function_at(path: str, key: str) -> Callable[..., Any]:
-    """Return the function with a path. Raises ``ConfigError`` if there is none, or it cannot be called."""
-    if callable(found := attribute(path, key)):
-        return found
-    raise ConfigError(key, f"{path} is {type(found).__name__}, which cannot be called")
+def function_at(path: str, key: str, arguments: Sequence[str]) -> Callable[..., Any]:
+    """Return the function at a path. Raises ``ConfigError`` if there is none that takes these positional arguments."""
+    if not callable(found := attribute(path, key)):
+        raise ConfigError(key, f"{path} is {type(found).__name__}, which cannot be called")
+    try:
+        inspect.signature(found).bind(*arguments)
+    except TypeError:
+        takes = f"takes {inspect.signature(found)}, and is called with ({', '.join(arguments)})"
+        raise ConfigError(key, f"{path} {takes}") from None
+    except ValueError:  # a function in C has no signature
+        pass
+    return found
 
 
 def parts(node: Any, key: str) -> tuple[str, Mapping[str, Any]]:
@@ -133,9 +140,9 @@ def parts(node: Any, key: str) -> tuple[str, Mapping[str, Any]]:
 
 
 def make(node: Any, key: str, *args: Any) -> Any:
-    """Return what the callable of a node, as for ``parts``, returns for ``args`` and its keyword arguments.
+    """Call the callable of a node, as for ``parts``, with ``args`` and its keyword arguments, and return the result.
 
-    An object that is not callable is returned as it is, if there are no arguments.
+    An object that is not callable is returned unchanged, if there are no arguments.
 
     Raises:
         ConfigError: there is no such object, or it raises.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,7 +20,7 @@ from rlplug import script
 from rlplug.cli.train import chosen
 from rlplug.config import RunConfig
 from rlplug.registry import hookimpl
-from rlplug.types import ConfigError, RunError
+from rlplug.types import ConfigError, Mode, RunError
 
 if TYPE_CHECKING:
     from rlplug.agent import Agent
@@ -87,7 +88,7 @@ def train(
     *,
     env: Any = None,
     model: Any = None,
-    callbacks: Sequence[Any] = (),
+    callbacks: Any = (),
     folder: Folder | None = None,
     **settings: Any,
 ) -> Result:
@@ -100,9 +101,9 @@ def train(
     Args:
         config: overrides as on the command line, or the result of ``compose``.
         env: a name, a mapping with settings, a class or a function that makes a ``gymnasium.Env``, or such an
-            environment, of which every column of the run has a copy.
+            environment, which is copied for every column of the run.
         model: a name, a mapping with settings, or a class of networks, ``Net(space)``; see ``model=custom``.
-        callbacks: classes or objects with hooks; see ``docs/hooks.md``.
+        callbacks: a class or an object with hooks, or several; see ``docs/hooks.md``.
         folder: the run folder; None: a new one below ``runs``.
         settings: further settings of the run. ``init_from`` may be the weights, a ``state_dict()``.
 
@@ -122,10 +123,11 @@ def resume(
     *,
     env: Any = None,
     model: Any = None,
-    callbacks: Sequence[Any] = (),
+    callbacks: Any = (),
     eval_function: Callable[..., Any] | None = None,
     tell: Callable[[str], None] = print,
-) -> Result | None:
+    **settings: Any,
+) -> Result:
     """Resume a run from its newest good checkpoint.
 
     Args:
@@ -136,9 +138,10 @@ def resume(
         callbacks: likewise.
         eval_function: likewise, of ``eval.function``.
         tell: called with each line for the user.
+        settings: changes, as in ``train``: ``total_steps=20_000``.
 
     Returns:
-        The result; None if the run had already finished.
+        The result; the stored one if the run had already finished.
 
     Raises:
         ConfigError: the run cannot be resumed, or not with these overrides; nothing was written.
@@ -147,8 +150,32 @@ def resume(
     from rlplug.run import launch
 
     _give(Path(path), env, model, callbacks, eval_function)
-    score = launch.resume(Path(path), overrides, tell)
-    return None if score is None else Result(score, path)
+    score = launch.resume(Path(path), [*overrides, *_overrides_of(settings)], tell)
+    if score is None:
+        score = Result(0.0, path).summary.get("eval/return_mean", math.nan)
+    return Result(score, path)
+
+
+def evaluate(path: Folder, overrides: Sequence[str] = (), *, mode: Mode = "greedy", **settings: Any) -> dict[str, Any]:
+    """Evaluate the newest good checkpoint of a run, or a given checkpoint, as ``rlplug evaluate`` does.
+
+    ``evaluate(folder, seed=7, eval={"episodes": 100})`` plays 100 episodes.
+
+    Args:
+        path: a run folder, or one of its checkpoints.
+        overrides: as on the command line.
+        mode: ``greedy``; ``explore``, which samples from the policy without exploration modules; or ``random``.
+        settings: likewise, as in ``train``.
+
+    Returns:
+        ``checkpoint``, ``env_steps``, ``updates``, ``episodes``, ``seed`` and the metrics ``eval/...``.
+
+    Raises:
+        ConfigError: there is no checkpoint, or the settings are invalid or change the environment's spaces.
+    """
+    from rlplug.results.evaluate import evaluate
+
+    return evaluate(Path(path), [*overrides, *_overrides_of(settings)], mode=mode)
 
 
 def load(path: Folder, device: Any = "cpu", seed: int | None = None, *, model: Any = None) -> Agent:
@@ -182,9 +209,9 @@ class Session:
                 metrics = run.step()
             run.evaluate()
 
-    At the end of the block, a run that is done is evaluated, as by ``train``. One that is not done is interrupted: it
-    has a checkpoint, and ``Session.resume`` continues it, exactly as if it had not stopped. If the block raises, the
-    run has failed, and continues from its last checkpoint.
+    At the end of the block, a run that is done is evaluated, as by ``train``. A run that is not done is interrupted: it
+    has a checkpoint, from which ``Session.resume`` continues exactly as if the run had not stopped. If the block
+    raises, the run has failed, and continues from its last checkpoint.
 
     Arguments are those of ``train``.
 
@@ -199,7 +226,7 @@ class Session:
         *,
         env: Any = None,
         model: Any = None,
-        callbacks: Sequence[Any] = (),
+        callbacks: Any = (),
         folder: Folder | None = None,
         **settings: Any,
     ) -> None:
@@ -223,8 +250,9 @@ class Session:
         *,
         env: Any = None,
         model: Any = None,
-        callbacks: Sequence[Any] = (),
+        callbacks: Any = (),
         eval_function: Callable[..., Any] | None = None,
+        **settings: Any,
     ) -> Session:
         """Return a session that continues a run from its newest good checkpoint. Arguments and errors as ``resume``."""
         from rlplug.run.launch import planned
@@ -232,7 +260,8 @@ class Session:
         self = cls.__new__(cls)
         self.folder = Path(path)
         _give(self.folder, env, model, callbacks, eval_function)
-        self._start(planned(self.folder, overrides), "reopened", list(overrides))
+        words = [*overrides, *_overrides_of(settings)]
+        self._start(planned(self.folder, words), "reopened", words)
         return self
 
     def __enter__(self) -> Session:
@@ -251,6 +280,8 @@ class Session:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if isinstance(error, _DoneError):  # the run itself has not failed
+            kind = error = at = None
         left = error is None and not self.done
         if left:
             self._run.agreement.request_stop(signal.SIGINT)
@@ -302,7 +333,7 @@ class Session:
         from rlplug.collection.play import Stopped
 
         if self.done:
-            raise RunError("the run is done: while not run.done: run.step()")
+            raise _DoneError("the run is done: while not run.done: run.step()")
         try:
             self._run.loop.run(_Round(self._run))
         except _RoundEnd:
@@ -318,6 +349,10 @@ class Session:
     def save(self) -> Path:
         """Write a checkpoint now, and return its folder."""
         return self._run.reports.save(self._run)
+
+
+class _DoneError(RunError):
+    """No round is left."""
 
 
 class _RoundEnd(Exception):  # noqa: N818  it is no error
@@ -375,27 +410,37 @@ class Copies:
 
 
 def _words(
-    config: Config, env: Any, model: Any, callbacks: Sequence[Any], folder: Folder | None, settings: Mapping[str, Any]
+    config: Config, env: Any, model: Any, callbacks: Any, folder: Folder | None, settings: Mapping[str, Any]
 ) -> Config:
     """Return the overrides of the arguments of ``train``.
 
     Raises:
         ConfigError: settings are given with a composed configuration, or an argument is of a wrong type.
     """
-    given = {"env": env, "model": model, "callbacks": [*callbacks] or None}
+    given = {"env": env, "model": model, "callbacks": _listed(callbacks) or None}
     given = {key: value for key, value in given.items() if value is not None} | dict(settings)
     if isinstance(config, RunConfig):
         if given:
             raise ConfigError(next(iter(given)), "is given with a composed configuration; pass it to compose()")
         return config
-    words = [*config] if not isinstance(config, str) else config
-    if isinstance(words, str):
-        return words  # refused by composition
+    if isinstance(config, str | Mapping):
+        said = "a mapping" if isinstance(config, Mapping) else "one string"
+        raise ConfigError("", f"the configuration is {said}; write train(algo='ppo') or train(['algo=ppo'])")
+    words = [*config]
     for key in ("env", "model"):
         if key in given and not isinstance(given[key], str | Mapping):
             given[key] = script.path_of(_maker(key, given[key]))
-    words += [word for key, value in given.items() for word in _overrides(key, value)]
+    words += _overrides_of(given)
     return words + ([] if folder is None else [f"hydra.run.dir={_written(str(folder))}"])
+
+
+def _listed(callbacks: Any) -> list[Any]:
+    """Return a list of callbacks, also of a single one."""
+    return [*callbacks] if isinstance(callbacks, Sequence) and not isinstance(callbacks, str) else [callbacks]
+
+
+def _overrides_of(settings: Mapping[str, Any]) -> list[str]:
+    return [word for key, value in settings.items() for word in _overrides(key, value)]
 
 
 def _maker(key: str, thing: Any) -> Any:
@@ -406,6 +451,8 @@ def _maker(key: str, thing: Any) -> Any:
         raise ConfigError("model", f"is an object of class {type(thing).__name__}; pass the class, model=MyNet")
     if not hasattr(thing, "step"):
         raise ConfigError("env", f"is {thing!r}; pass a name, a class, a function or an environment")
+    if hasattr(thing, "single_action_space"):
+        raise ConfigError("env", "is a vector of environments; pass one environment, and num_envs=<number>")
     copies = Copies(thing)
     copies.__qualname__ = type(thing).__name__  # type: ignore[attr-defined]
     return copies
@@ -448,10 +495,10 @@ def _written(value: Any) -> str:
     return _written(script.path_of(value))
 
 
-def _give(folder: Path, env: Any, model: Any, callbacks: Sequence[Any], eval_function: Any) -> None:
-    """Keep the objects of a run that is resumed, under the names that its configuration has."""
+def _give(folder: Path, env: Any, model: Any, callbacks: Any, eval_function: Any) -> None:
+    """Register the objects of a resumed run under the names that its configuration uses."""
     given = {"env": None if env is None else _maker("env", env), "model": model, "eval": eval_function}
-    objects = {key: [thing] for key, thing in given.items() if thing is not None} | {"callbacks": [*callbacks]}
+    objects = {key: [thing] for key, thing in given.items() if thing is not None} | {"callbacks": _listed(callbacks)}
     if not any(objects.values()):
         return
     from rlplug.run import run_dir

@@ -5,7 +5,7 @@ The stream rule
     transitions has leaves ``[T + 1, B]`` (``[T + 1, B, N]`` with ``N`` agents). An episode of ``L`` steps has ``L + 1``
     rows; its last row, the final observation, has ``valid=False``: it bootstraps and has no loss. ``reward_t``,
     ``terminated_t`` and ``truncated_t`` result from ``action_t``. Environment steps are ``sum(valid)``. Row ``T``
-    reopens the next segment.
+    is repeated as row 0 of the next segment.
 
 ``T`` is time, ``B`` columns (environments or samples of a batch), ``A`` the size of an action.
 
@@ -18,8 +18,9 @@ Agents
     observation and ``alive=False``; rows of one agent follow the stream rule with ``valid & alive``. Its ``is_first``
     is ``agent_is_first``: an agent may join an episode late.
 
-    In a game in turns, all agents are alive, and the ``action_mask`` of one that waits allows exactly one action, which
-    the environment ignores. It is paid in the row of the move that it is paid for, also while it waits.
+    In a turn-based game, all agents are alive, and the ``action_mask`` of an agent that waits allows exactly one
+    action, which the environment ignores. An agent gets a reward in the row of the move that causes it, even while it
+    waits.
 """
 
 from __future__ import annotations
@@ -224,7 +225,7 @@ class CheckpointError(ConfigError):
 
 
 class RunError(Exception):
-    """A run failed for another reason than its configuration. Shown as one message, without a traceback."""
+    """A run failed for a reason other than its configuration. Shown as one message, without a traceback."""
 
     def __str__(self) -> str:
         return printable(super().__str__())

@@ -20,6 +20,8 @@ from gymnasium.envs.classic_control import CartPoleEnv
 
 import rlplug
 from rlplug import hookimpl, script
+from rlplug.checkpointing.format import checkpoints
+from rlplug.cli.arguments import run_first
 from rlplug.testing.comparing import differences_of_runs
 from rlplug.types import ConfigError, RunError
 
@@ -156,7 +158,7 @@ def test_an_environment_of_the_script(tmp_path, what):
     assert f"entry_point: {'tests.test_session:Mine' if what == 'class' else 'rlplug.script:'}" in config(result.folder)
     manifest = json.loads((result.folder / "manifest.json").read_text())
     assert len(manifest["script"]) == (what != "class")
-    assert what != "function" or "function" in manifest["script"]["lambda"]
+    assert what != "function" or "function" in next(iter(manifest["script"].values()))
 
 
 def test_networks_wrappers_and_callbacks_of_the_script(tmp_path):
@@ -188,6 +190,32 @@ def test_a_callback_gets_every_event_and_its_metrics_are_logged(tmp_path):
     assert count.seen.items() >= {"update": 4, "evaluation": 1, "checkpoint": 1}.items()
     assert len(count.lengths) == result.summary["episodes"]
     assert len(columns(result.folder, "episode/odd")[0]) >= 2
+
+
+def test_one_callback_needs_no_list(tmp_path):
+    count = Count()
+    rlplug.train(callbacks=count, folder=tmp_path / "run", **SMALL)
+    assert count.seen["update"] == 4
+    assert rlplug.compose(["callbacks=tests.test_session:Count"]).callbacks == ["tests.test_session:Count"]
+
+
+def test_a_finished_run_is_evaluated_and_resumed_with_keywords(tmp_path):
+    result = rlplug.train(folder=tmp_path / "run", **SMALL)
+    assert rlplug.resume(result.folder) == result  # its stored score
+    found = rlplug.evaluate(result.folder, eval={"episodes": 3}, seed=7)
+    assert (found["episodes"], found["seed"]) == (3, 7)
+    assert found == rlplug.evaluate(result.folder, ["eval.episodes=3", "seed=7"])
+    assert found != rlplug.evaluate(result.folder, ["eval.episodes=3", "seed=7"], mode="random")
+    (newest,) = checkpoints(result.folder)
+    steps = found["env_steps"]
+    assert run_first("evaluate", [f"{result.folder}@{steps}", "seed=7"]) == (newest, ["seed=7"])
+    with pytest.raises(ConfigError, match=rf"has no checkpoint of step 3; it has {steps}\."):
+        run_first("evaluate", [f"{result.folder}@3"])
+    with pytest.raises(ConfigError, match=rf"^init_from: .* has no checkpoint of step 3; it has {steps}$"):
+        rlplug.train(folder=tmp_path / "other", init_from=f"{result.folder}@3", **SMALL)
+    assert rlplug.resume(result.folder, total_steps=256).summary["env_steps"] > 192
+    with rlplug.Session.resume(result.folder, total_steps=320) as run:
+        run.step()
 
 
 def test_several_ranks_get_the_objects(tmp_path):
@@ -290,6 +318,12 @@ def test_a_session_killed_and_resumed_equals_an_undisturbed_one(tmp_path):
     assert weights(tmp_path / "a") == weights(tmp_path / "c")
 
 
+def step_too_often(folder):
+    with rlplug.Session(folder=folder, **SMALL) as run:
+        while True:
+            run.step()
+
+
 def test_a_session_is_driven_left_and_resumed(tmp_path):
     with rlplug.Session(folder=tmp_path / "run", **SMALL) as run:
         assert run.step().keys() <= run.metrics.keys()
@@ -307,6 +341,10 @@ def test_a_session_is_driven_left_and_resumed(tmp_path):
         with pytest.raises(RunError, match="the run is done"):
             run.step()
     assert run.result.summary["status"] == "finished"
+    with pytest.raises(RunError, match="the run is done"):
+        step_too_often(tmp_path / "more")
+    assert json.loads((tmp_path / "more" / "summary.json").read_text())["status"] == "finished"
+    assert weights(tmp_path / "more") == weights(run.folder)
     rlplug.train(folder=tmp_path / "whole", **SMALL)
     assert weights(run.folder) == weights(tmp_path / "whole")
 
@@ -376,6 +414,11 @@ def test_what_cannot_be_sent_or_combined_is_refused(tmp_path):
         rlplug.Session(folder=tmp_path / "a", **SMALL | {"hardware": "2cpu"})
     with pytest.raises(ConfigError, match=r"^algo: is given with a composed configuration; pass it to compose"):
         rlplug.train(rlplug.compose([]), algo="ppo")
+    for config, what in (("algo=ppo", "one string"), ({"algo": "ppo"}, "a mapping")):
+        with pytest.raises(ConfigError, match=rf"^the configuration is {what}; write train\(algo='ppo'\)"):
+            rlplug.train(config)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"^env: is a vector of environments; pass one environment, and num_envs="):
+        rlplug.train(env=gym.make_vec("CartPole-v1", 2), folder=tmp_path / "a", **SMALL)
     assert not (tmp_path / "a").exists()
     with pytest.raises(RunError, match="the session is not open"):
         rlplug.Session(folder=tmp_path / "a", **SMALL).step()
@@ -506,6 +549,19 @@ class Length(Count):
         return {"length": 0.0}
 
 
-def test_a_callback_cannot_replace_the_length_of_episodes(tmp_path):
-    with pytest.raises(RunError, match="rlplug_episode returned 'length', which rlplug logs itself; use another name"):
-        rlplug.train(callbacks=[Length()], folder=tmp_path / "run", **SMALL)
+class Word(Count):
+    @hookimpl
+    def rlplug_episode(self, run: Any, episode: Any) -> dict[str, Any]:
+        return {"odd": "yes"}
+
+
+@pytest.mark.parametrize(
+    ("callback", "said"),
+    [
+        (Length, "rlplug_episode returned 'length', which rlplug logs itself; use another name"),
+        (Word, "rlplug_episode of a callback returned odd='yes', which is not a number"),
+    ],
+)
+def test_wrong_metrics_of_a_callback_end_the_run(tmp_path, callback, said):
+    with pytest.raises(RunError, match=said):
+        rlplug.train(callbacks=[callback()], folder=tmp_path / "run", **SMALL)

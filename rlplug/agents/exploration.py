@@ -14,7 +14,7 @@ from rlplug.types import Batch
 
 
 class GroupExploration(Exploration):
-    """Runs a module of its own for every group, whose rows are those of all agents of the group.
+    """Runs a separate module for every group, on the rows of all agents of the group.
 
     Args:
         chosen: the module's class and settings, ``rlplug.config.Chosen``.
@@ -78,7 +78,7 @@ class GroupExploration(Exploration):
 
 
 class GroupNoise(GroupExploration):
-    """The same, for modules that change actions."""
+    """A ``GroupExploration`` of modules that change actions."""
 
     def perturb(self, out: Batch, step: Batch, carry: Batch) -> tuple[Batch, Batch]:
         changed, after = dict[str, Any](), dict[str, Any]()

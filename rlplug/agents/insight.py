@@ -24,7 +24,7 @@ class Insight:
     spec: EnvSpec
 
     def _step_of(self, obs: Any, reward: Any, action_mask: Any, env_state: Any) -> tuple[Batch, int, Any]:
-        """Return the row of observations as arrays, their number, and what selects the results of the caller."""
+        """Return the row of observations as arrays, their number, and the index that selects the caller's results."""
         raise NotImplementedError
 
     def _look(self, step: Batch, columns: int, look: Callable[[Batch, Batch], Any]) -> Any:
@@ -67,7 +67,7 @@ class Insight:
         return self._asked("distribution", lambda: self._look(step, columns, look))
 
     def q(self, obs: Any, reward: Any = None, action_mask: Any = None, env_state: Any = None) -> Any:
-        """Return the value of every action, ``[A]`` or ``[n, A]``; that of a masked action is the smallest number.
+        """Return the value of every action, ``[A]`` or ``[n, A]``; masked actions have the smallest finite number.
 
         Raises:
             ValueError: the algorithm computes no values of all actions; or see ``act``.
@@ -97,7 +97,7 @@ def _stream(row: Batch, carry: Batch) -> Batch:
 
 
 def select_of(n: int | None) -> Any:
-    """Return the index of the results of ``n`` observations; None: of one, without an axis."""
+    """Return the index that selects the results of ``n`` observations; None: of one observation without an axis."""
     return 0 if n is None else np.s_[:]
 
 

@@ -202,7 +202,7 @@ class Policies(Algorithm):
 
 
 def module_name(name: str) -> str:
-    """Return the name of a policy's submodule: without dots, and none that every module has."""
+    """Return the name of a policy's submodule, without dots and different from the attributes of every module."""
     plain = re.sub(r"\W", "_", name)
     return f"{plain}_" if hasattr(nn.ModuleDict, plain) or plain == "training" else plain
 

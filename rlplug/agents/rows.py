@@ -1,7 +1,8 @@
 """Rows of some agents as columns of a single agent, and the results of single agents as rows of all.
 
-``N`` agents of ``B`` columns are ``B * N`` columns, the agents of a column next to each other. So the share of a rank
-or of an actor is one piece, and the order of rows does not depend on their number.
+``N`` agents of ``B`` columns become ``B * N`` columns, in which the agents of a column are adjacent. The share of a
+rank or of an actor is therefore contiguous, and the order of rows does not depend on how many ranks or actors there
+are.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class Agent(NamedTuple):
     """An agent of an environment."""
 
     group: str
-    name: str  # the group's, if it has a single agent without an axis
+    name: str  # the group's name, if the group is a single agent without an axis
     place: int | None  # on the agent axis of its group; None: there is no axis
 
 
@@ -46,7 +47,7 @@ def of_groups(agents: Sequence[Agent]) -> dict[str, list[Agent]]:
 
 
 def spec_of(spec: EnvSpec, agents: Sequence[Agent], who: str = "") -> EnvSpec:
-    """Return the environment as a single agent sees it whose rows are those of ``agents``.
+    """Return the environment as seen by a single agent whose rows are those of ``agents``.
 
     Args:
         who: name of what the agents share, for the message.
@@ -94,8 +95,8 @@ def view(batch: Batch, spec: EnvSpec, agents: Sequence[Agent]) -> Batch:
     """Return the rows of some agents, which have equal spaces, as columns of a single agent.
 
     An agent's rows obey the stream rule: ``valid`` is ``valid & alive``, and ``is_first`` is ``agent_is_first`` if the
-    batch has it, so an agent that joins late or comes back begins where it is alive again. ``alive`` stays, as the mark
-    of rows of agents. Where an agent that is not alive has no allowed action, all are allowed.
+    batch has it, so an agent that joins late or comes back begins where it is alive again. ``alive`` is kept, since
+    it marks rows of agents. Where an agent that is not alive has no allowed action, all are allowed.
 
     Args:
         batch: rows of all agents: a step ``[B, ...]``, a segment or a sample ``[T+1, B, ...]``.
@@ -144,7 +145,7 @@ def merge(outs: Mapping[str, Batch], players: Mapping[str, Sequence[Agent]], spe
         players: the agents of every policy. A key that only some policies of a group return is 0 for the other agents.
 
     Returns:
-        Leaves ``[..., B, N, ...]``, nested by group if there are several; groups of no policy are missing.
+        Leaves ``[..., B, N, ...]``, nested by group if there are several; groups that no policy plays are missing.
     """
     joint: Batch = {}
     for policy, out in outs.items():

@@ -63,8 +63,8 @@ class Sides:
 
         Args:
             opponents: columns ``[n]``, and the policy that plays the other sides in them. It explores as it did when it
-                was copied, also if the learner is greedy, and acts at random if the learner does. It draws the numbers
-                that the learner draws in these columns, so draws do not depend on who plays.
+                was copied, even if the learner is greedy, and acts at random if the learner does. It draws the same
+                numbers as the learner in these columns, so draws do not depend on which of them plays.
         """
         rows, memory, acted = self._rows(step), self._memory(carry), list[tuple[Tensor, tuple[Batch, Batch]]]()
         explore: Mode = "random" if mode == "random" else "explore"
@@ -91,7 +91,7 @@ class Sides:
         return each if self.ctx.spec.nested else next(iter(each.values()))
 
     def gather(self, batch: Batch, key: str) -> Tensor:
-        """Return by side what ``spread`` returned by agent: ``[..., B, sides]``."""
+        """Return by side, ``[..., B, sides]``, the values that ``spread`` returned by agent."""
         return self._each(batch, key)[..., [places[0] for places in self._places]]
 
     def mean(self, batch: Batch, key: str) -> Tensor:
@@ -101,7 +101,7 @@ class Sides:
 
     @cached_property
     def _places(self) -> list[list[int]]:
-        """Return the places of every side's agents among all."""
+        """Return the positions of every side's agents among all agents."""
         return [[*map(self.players.index, agents)] for agents in self.agents.values()]
 
     @cached_property
@@ -115,7 +115,7 @@ class Sides:
         return found
 
     def _each(self, batch: Batch, key: str) -> Tensor:
-        """Return a key of all agents, ``[..., B, agents]``."""
+        """Return the values of a key for all agents, ``[..., B, agents]``."""
         groups = [batch[name] for name in self.ctx.spec.groups] if self.ctx.spec.nested else [batch]
         axes = batch["is_first"].ndim
         return torch.cat([x if x.ndim > axes else x.unsqueeze(-1) for x in (part[key] for part in groups)], -1)

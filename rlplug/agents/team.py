@@ -14,7 +14,7 @@ class TeamRows:
     """Builds the rows of environments with agents, and remembers who acted, and how.
 
     Args:
-        keys: of ``prev_action`` and ``prev_reward``, those that rows have.
+        keys: which of ``prev_action`` and ``prev_reward`` the rows have.
     """
 
     def __init__(self, spec: EnvSpec, keys: Collection[str]) -> None:

@@ -48,11 +48,11 @@ class Buffer(Protocol):
     gives: ClassVar[frozenset[Data]]  # kinds of samples that it can return, which must include ``needs.data``
     device: torch.device  # device that stores its rows
     sequences: ClassVar[bool]  # windows begin at rows with a stored recurrent state
-    repeats: ClassVar[str] = ""  # option for how often a segment is returned to ``off_policy`` algorithms
+    repeats: ClassVar[str] = ""  # name of the option for how often ``off_policy`` algorithms get a segment
     sources: ClassVar[frozenset[Source]] = frozenset({"collected"})  # "stored": it has rows before any are collected
     prioritizes: ClassVar[bool] = False  # samples in proportion to the ``priority`` of rows
     size_key: ClassVar[str]  # config key of its capacity
-    relabels: ClassVar[frozenset[str]] = frozenset()  # keys of a sample that may be changed; ``obs.<part>``
+    relabels: ClassVar[frozenset[str]] = frozenset()  # keys of a sample that it may change, including ``obs.<part>``
 
     @classmethod
     def reads(cls, cfg: Any, spec: EnvSpec) -> tuple[str, ...]:
@@ -66,15 +66,15 @@ class Buffer(Protocol):
         return ()
 
     def add(self, segment: Segment) -> None:
-        """Store a segment. Row 0 repeats row T of its shard's last one. ``priority [T+1, b]`` is optional.
+        """Store a segment. Its row 0 repeats row T of the shard's previous segment. ``priority [T+1, b]`` is optional.
 
-        A ``whole`` segment has the episodes of a job, ``[L+1, episodes]``, if a loop stores them; see ``Run.play``.
+        A ``whole`` segment holds the episodes of one job, ``[L+1, episodes]``, which a loop stores; see ``Run.play``.
         """
 
     def ready(self) -> bool: ...  # whether it has enough rows for a sample
     @property
     def warm_up(self) -> int:
-        """Return the environment steps of this process until it is ready."""
+        """Return the number of environment steps of this process until the buffer is ready."""
         return 0
 
     def sample(self) -> Batch:
@@ -124,7 +124,7 @@ class VecEnv(Protocol):
     traits: EnvTraits = EnvTraits()
 
     def reset(self, seeds: Sequence[int], tasks: Tree = None) -> Batch:
-        """Begin an episode in every column and return ``obs`` and extras, ``[B, ...]``; seeds determine later ones.
+        """Begin an episode in every column and return ``obs`` and extras, ``[B, ...]``. Seeds determine later episodes.
 
         ``tasks``, leaves ``[B, ...]``, apply to the columns until the next ``reset`` or ``assign``. None: the
         environment's own.
@@ -157,11 +157,11 @@ class Simulator(Protocol):
     """Pure functions of batches of states, for planning: a tree search expands a different node in every column.
 
     The environment's rows have its state as the numeric extra ``env_state``, an array or a dict of arrays, unless the
-    agents may not know it. A state that has ended stays: its step returns the same state and the reward 0.
+    agents may not know it. An ended state does not change: a step from it returns the same state and the reward 0.
     """
 
     def step(self, env_state: Any, action: Tensor) -> Batch:
-        """Return the result of ``action [B, ...]``: ``env_state``, ``obs``, extras and keys as of ``VecEnv.step``."""
+        """Return the result of ``action [B, ...]``: ``env_state``, ``obs``, extras and the keys of ``VecEnv.step``."""
         ...
 
     def reward(self, batch: Batch) -> Tensor:
@@ -203,12 +203,12 @@ class Collector(Protocol):
     def submit(self, rollout: Rollout, shards: Sequence[int] | None = None) -> None:
         """Request a segment from every shard, or from ``shards``; each shard serves its requests in order.
 
-        It is played with the current statistics and the weights of ``rollout.version``: the current weights if this
-        is the first request for that version, otherwise those of the first request.
+        Each segment is played with the current statistics and the weights of ``rollout.version``: the current weights
+        if this is the first request for that version, otherwise the weights of that first request.
         """
 
     def poll(self, shards: int | None = None) -> list[Segment]:
-        """Wait for requested segments, the oldest of their shards, and return them.
+        """Wait for requested segments, the oldest of each shard first, and return them.
 
         The collector owns the tensors, which are valid until the next ``submit`` or ``poll``.
 
@@ -242,7 +242,7 @@ class Collector(Protocol):
 
 
 class Estimator(Protocol):
-    """Estimates the expected return of a policy from recorded episodes of another one (off-policy evaluation)."""
+    """Estimates the expected return of a policy from another policy's recorded episodes (off-policy evaluation)."""
 
     @classmethod
     def reads(cls, cfg: Any, spec: EnvSpec) -> tuple[str, ...]:
@@ -258,8 +258,9 @@ class Estimator(Protocol):
         """Return one number per episode, ``[B]``, whose mean is the estimate; NaN: undefined.
 
         Args:
-            episodes: what it reads, leaves ``[T, B, ...]`` on the CPU. Columns are whole episodes from their first step
-                on; rows after the last step are zeros and not ``valid``, but ``log_weight`` stays as it is.
+            episodes: the keys that it reads, leaves ``[T, B, ...]`` on the CPU. Columns are whole episodes from their
+                first step on; rows after the last step are zeros and not ``valid``, but ``log_weight`` keeps its last
+                value.
             gamma: discount factor.
         """
         ...

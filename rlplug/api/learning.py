@@ -33,7 +33,7 @@ class Context(Protocol):
     total_steps: int
     rollout_length: int  # rollout length per environment
     batch_size: int  # transitions per sample, summed over ranks
-    sample_uses: int  # times that the buffer returns each sample of segments, and so updates per sample
+    sample_uses: int  # times that the buffer returns each sample of segments, hence updates per sample
     replay_ratio: float | None  # updates per environment step; None: one per round
     learning_starts: int  # environment steps before the first update, collected with mode "random"
     num_shards: int  # equal shards of this process's environments
@@ -45,7 +45,7 @@ class Context(Protocol):
     render: bool  # whether environments should offer ``render() -> [H, W, 3] uint8`` of the first column
 
     @property
-    def role(self) -> Role: ...  # role whose generator draws noise at the moment
+    def role(self) -> Role: ...  # role whose generator currently draws noise
     @property
     def num_envs(self) -> int: ...  # environments of the whole run (during an evaluation: of the evaluation)
     @property
@@ -63,8 +63,8 @@ class Context(Protocol):
         Args:
             spec: spaces of the child.
             needs: needs of the child; None: those of this algorithm.
-            agents: agents of every environment that the child acts for. They are columns of the child, next to each
-                other: ``num_envs``, ``env_ids``, ``batch_size`` and the rows of random draws are this many times more.
+            agents: number of agents in every environment that the child acts for. They are adjacent columns of the
+                child: ``num_envs``, ``env_ids``, ``batch_size`` and the rows of random draws are multiplied by it.
             models: the child's own models by slot, which replace those of this algorithm.
         """
         ...
@@ -105,10 +105,10 @@ class Context(Protocol):
         ...
 
     def apart(self, columns: Sequence[int] | None = None) -> AbstractContextManager[None]:
-        """Undo the draws of the block afterwards: the same numbers are drawn again.
+        """Undo the block's random draws when it ends, so that the same numbers are drawn again.
 
         Args:
-            columns: those of this process's environments that act inside the block, which draws their rows; None: all.
+            columns: this process's environments that act inside the block, whose rows of noise it draws; None: all.
         """
         ...
 
@@ -128,7 +128,7 @@ class Learner(Protocol):
         """Make one gradient step of the parts that are due, then call ``who.after_step``.
 
         Args:
-            batch: rows; those with ``valid`` count.
+            batch: rows, of which only the ``valid`` ones count.
             parts: names in ``who.optimizers()``; None: all.
             diagnostics: also compute ``Losses.diagnostics``; a compiled step always does.
 
@@ -165,7 +165,7 @@ class Learner(Protocol):
 
 
 class Trainable(nn.Module):
-    """Base of all that learns: algorithms, their children, exploration modules, normalizers.
+    """Base of everything that learns: algorithms, their children, exploration modules, normalizers.
 
     A submodule may grow during training, such as a pool of past policies. Its ``get_extra_state`` returns its size as
     a tensor, and its ``set_extra_state`` creates missing parts: checkpoints, actors and ``rlplug.load`` call it before
@@ -182,7 +182,7 @@ class Trainable(nn.Module):
         """Update running statistics from each collected row, once and in time order.
 
         Statistics that ``act`` reads are buffers, which actors receive before every rollout; weights change in updates.
-        It may call the learner's collectives: it is called equally often on every rank.
+        It may call the learner's collectives, since it is called equally often on every rank.
         """
 
     def forward(self, batch: Batch, parts: Sequence[str]) -> Losses:
@@ -216,7 +216,7 @@ class Algorithm(Trainable):
 
     @classmethod
     def needs(cls, cfg: Any, spec: EnvSpec) -> Needs:
-        """Return what it needs. Called before any component is built.
+        """Return what the algorithm needs. Called before any component is built.
 
         Raises:
             ConfigError: it cannot serve these spaces.
@@ -277,7 +277,7 @@ class Algorithm(Trainable):
         return self.episode_metrics(batch)
 
     def episode_metrics(self, batch: Batch) -> dict[str, float]:
-        """Return the metrics ``eval/...`` of whole episodes, of which ``batch`` has the stream's keys."""
+        """Return the metrics ``eval/...`` of whole episodes; ``batch`` has the keys of their stream."""
         return episode_metrics(batch, getattr(getattr(self, "ctx", None), "spec", None))
 
     def named_policy(self, name: str) -> Algorithm:
@@ -285,10 +285,10 @@ class Algorithm(Trainable):
         return self
 
     def adopt(self, policy: str, other: Algorithm) -> None:
-        """Load ``other.named_policy(policy)``, of another run, to begin with (``init_from``) or to play against.
+        """Load ``other.named_policy(policy)`` from another run, as initial weights (``init_from``) or as an opponent.
 
         Args:
-            policy: its name here; empty: the only opponent of an evaluation.
+            policy: its name in this algorithm; empty: the only opponent of an evaluation.
 
         Raises:
             ConfigError: there is no such policy, which is the default.
@@ -312,7 +312,7 @@ class Algorithm(Trainable):
         """Return the log-probability or log-density ``[T+1, B]`` of ``batch["action"]`` under the current policy.
 
         Like ``values``, it takes rows of a stream segment with observations as in ``prepare``, starts a recurrent model
-        from the ``carry`` of row 0, draws no random numbers, and leaves the choice of gradients to the caller.
+        from the ``carry`` of row 0, draws no random numbers, and lets the caller decide whether gradients are recorded.
 
         Raises:
             NotImplementedError: the algorithm has no such policy, or does not offer it.

@@ -38,7 +38,7 @@ class Window:
 
 @dataclass(frozen=True)
 class Needs:
-    """An algorithm's requirements of buffer, collector and learner."""
+    """An algorithm's requirements for the buffer, the collector and the learner."""
 
     window: Window = Window()  # size of a sample, and where recurrent states are stored
     data: Data = "rollout"  # kind of its samples
@@ -123,7 +123,7 @@ class Segment:
     version_steps: int = 0
     """environment steps of the run at that version"""
     whole: bool = False
-    """whole episodes of a job, not continued by another segment; ``columns`` has no meaning"""
+    """whether it holds whole episodes of a job, which no other segment continues; ``columns`` then has no meaning"""
 
 
 @dataclass(frozen=True)
@@ -138,19 +138,19 @@ class Job:
     episodes: int = 1
     max_steps: int = 27_000  # truncates an episode; in evaluations, 27,000 stands for eval.max_episode_steps
     mode: Mode | Mapping[str, Mode] = "explore"
-    """how to act; or submodule (empty: the algorithm and all others) -> its own, like a greedy learner's opponents"""
+    """how to act; or modes by submodule (empty: the algorithm and all others), as for a greedy learner's opponents"""
     keys: Sequence[str] | None = None
-    """keys of rows that come back, the others are not sent; None: all; with ``()``, only the numbers of episodes"""
+    """keys of rows to return, the others are not sent; None: all; ``()``: only the numbers for each episode"""
 
 
 class Play(Protocol):
     """Plays jobs and yields each job with its episodes.
 
-    Episodes are columns, in order of their ends: leaves ``[L+1, episodes, ...]`` of ``Needs.keys`` and stream keys.
-    Shorter episodes are padded with their final row, ``valid=False``. ``return`` and ``length`` are ``[episodes]``, and
-    so is ``success`` if the environment has ``is_success``; with several groups, so is ``returns[group]``. If the
-    environment reports metrics of its own, so is ``metrics[name]``, NaN for an episode without it; the names of batches
-    may differ.
+    Episodes are columns, in the order in which they end: leaves ``[L+1, episodes, ...]`` of ``Needs.keys`` and stream
+    keys. Shorter episodes are padded with their final row, ``valid=False``. ``return`` and ``length`` are
+    ``[episodes]``, as are ``success`` if the environment has ``is_success``, ``returns[group]`` if there are several
+    groups, and ``metrics[name]`` if the environment reports its own metrics: NaN for an episode without that metric.
+    Batches may have metrics with different names.
 
     A result depends on weights, seed and the job's number, not on other jobs. Evaluations yield in the order of
     ``jobs``, ``Run.play`` in the order in which jobs end.

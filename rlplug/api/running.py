@@ -65,7 +65,7 @@ class Run(Protocol):
 
         Raises:
             RunError: rollouts are in flight, a rank would receive no job, or the buffer has no windows or episodes.
-            ConfigError, ValueError: a job has a task, weights or a submodule that there is not.
+            ConfigError, ValueError: a job names a task, weights or a submodule that does not exist.
         """
         ...
 
@@ -115,21 +115,22 @@ class Loop(Protocol):
 
     # unit of ``total_steps``, ``eval.every``, ``log.every``, ``checkpoint.every`` and schedules
     unit: ClassVar[Unit] = "env_steps"
-    collects: ClassVar[bool] = True  # False: the buffer has to bring its own rows
+    collects: ClassVar[bool] = True  # False: the buffer must have its own rows
     reads: ClassVar[bool] = False  # collects from a dataset, never from an environment
     plays: ClassVar[bool] = False  # only plays jobs, and never calls ``run.collect``
-    gives_rows: ClassVar[bool] = True  # what it passes to ``run.update``, if anything, is rows as ``play`` returns them
-    one_pass: bool = False  # reads a dataset once only, and the buffer has to hold it
+    gives_rows: ClassVar[bool] = True  # if it passes anything to ``run.update``, it is rows as ``play`` returns them
+    one_pass: bool = False  # reads a dataset only once, so the buffer has to hold all of it
     tempo: Tempo = Tempo()
     preemption: Callable[[Any, int], Preemption] | None = None
-    """makes it, from a torch.distributed store of all ranks and their number; None: rollouts are never cut short"""
+    """makes the ``Preemption`` from a torch.distributed store shared by all ranks and the number of ranks; None:
+    rollouts are never cut short"""
 
     @classmethod
     def refusal(cls, algorithm: type[Algorithm], needs: Needs) -> str | None:
-        """Return why it cannot drive an algorithm, as a predicate to follow the algorithm's name; None: it can."""
+        """Return why it cannot drive an algorithm, as text that follows the loop's name; None: it can."""
 
     def updates(self, env_steps: int) -> int:
-        """Return the number of updates after ``env_steps`` environment steps, if these are its unit."""
+        """Return the number of updates after ``env_steps`` environment steps, if these are the loop's unit."""
         ...
 
     def run(self, run: Run) -> None:

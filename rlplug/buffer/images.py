@@ -87,7 +87,7 @@ class Raw(Pool):
 
 
 class Compressed(Pool):
-    """Stores LZ4 blocks in a ring of bytes; a block that does not fit before its end is written at its start.
+    """Stores LZ4 blocks in a ring of bytes; one that does not fit before the ring's end is written at its start.
 
     If blocks need more memory than the ring has, the oldest rows are dropped early.
     """
@@ -186,9 +186,9 @@ def lz4() -> Any:
 class Images:
     """The images of a ring, each a stack of ``stack`` frames; every frame is stored once.
 
-    The newest frame of a row lies at the row's own place. ``back [R, B, stack]`` holds how many rows before it each
-    frame of the stack was the newest one, or ``EMPTY``. So a stack may begin with zeros (ALE) or with repetitions of
-    its first frame (Gymnasium); any other padding of first rows is refused.
+    The newest frame of a row lies at the row's own place. ``back [R, B, stack]`` holds, for each frame of the stack,
+    how many rows earlier it was the newest frame, or ``EMPTY``. So a stack may begin with zeros (ALE) or with
+    repetitions of its first frame (Gymnasium); any other padding of first rows is refused.
     """
 
     def __init__(self, rows: int, columns: int, stack: int, pool: Pool, shape: Any) -> None:
@@ -247,7 +247,7 @@ class Images:
             return [*older[1:], 0]
         if last is not None and np.array_equal(new, last[column]):  # a column that waits for other columns
             return [*older[:-1], 0]
-        if last is None and not first:  # has frames from before the stream: it cannot be read
+        if last is None and not first:  # the stack has frames from before the stream, so it cannot be read
             return range(self.stack - 1, -1, -1)
         codes = [0]
         for frame, after in zip(new[-2::-1], new[:0:-1], strict=True):

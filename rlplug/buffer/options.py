@@ -31,7 +31,7 @@ class Storage:
 def check_first_sequence(ctx: Context) -> None:
     """Raise ``ConfigError`` if updates are due before every environment has filled a sequence.
 
-    They would wait, and then all learn from the first few sequences.
+    Such updates would wait, and then all of them would learn from the first few sequences.
     """
     first = ctx.needs.window.rows * ctx.num_envs
     if ctx.replay_ratio is not None and ctx.learning_starts < first:

@@ -15,7 +15,7 @@ IMAGES = {"frame", "block", "length", "back"}
 
 
 def like_collected(row: Batch, saved: Any) -> Any:
-    """Return a buffer's saved tree, if the rows in it, at any depth, are like those that are collected.
+    """Return a buffer's saved tree, if the rows in it, at any depth, have the layout of collected rows.
 
     Args:
         row: what is collected, leaves ``[B, ...]``.

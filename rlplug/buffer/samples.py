@@ -50,7 +50,7 @@ def bonus_misfit(returned: Any, batch: Batch) -> str | None:
 def predictions(
     algorithm: Algorithm, buffer: Buffer, ctx: Any, normalized: Callable[[Batch], Batch]
 ) -> NDArray[Any] | None:
-    """Return ``Algorithm.pictures`` of a sample, ``[n, H, W, 3]``; the run draws the same samples as without.
+    """Return ``Algorithm.pictures`` of a sample, ``[n, H, W, 3]``; the run's later samples do not change.
 
     Args:
         ctx: the run's context, with its generators and device.

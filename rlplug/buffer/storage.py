@@ -170,7 +170,7 @@ class Ring:
         return self._leaves.keys() - STREAM
 
     def replace(self, row: Any, column: Any, values: Batch) -> None:
-        """Replace values of ``k`` rows from ``row [n]`` on; if a row is given twice, by the last ones.
+        """Replace values of ``k`` rows from ``row [n]`` on; if a row is given twice, its last values count.
 
         Args:
             values: leaves ``[k, n, ...]``.

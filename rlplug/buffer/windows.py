@@ -59,7 +59,7 @@ class Windows(Buffer, Generic[R]):
         self.columns = len(ctx.env_ids)
         self.window = ctx.needs.window.rows - 1
         self.batch_size = ctx.batch_size // ctx.world_size
-        self._whole: bool | None = None  # whether whole episodes are added; None: nothing was yet
+        self._whole: bool | None = None  # whether whole episodes are added; None: nothing was added yet
         ring: Any = self.ring
         self.rings: Rings[R] = Rings(ring, cfg, ctx, self.window + stride - 1, stride if self.sequences else 0)
 
@@ -71,8 +71,8 @@ class Windows(Buffer, Generic[R]):
     def add(self, segment: Segment) -> None:
         """Add a segment: rows 0..T-1 are closed; row T gets its action from the next ``add``.
 
-        Whole episodes of jobs are laid one after another in the columns. Most densely stored are those of jobs with as
-        many episodes as there are columns.
+        Whole episodes of jobs are laid one after another in the columns. Storage is densest for jobs with as many
+        episodes as there are columns.
 
         Raises:
             RunError: the loop both collects and stores jobs; observations are not stacks, although the environment

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from rlplug.registry.discovery import unknown
-from rlplug.results.places import run_at
+from rlplug.results.places import at_step, run_at
 from rlplug.types import CheckpointError, ConfigError
 
 Flags: TypeAlias = Mapping[str, tuple[Callable[[str], Any], bool]]
@@ -35,7 +35,9 @@ def of_runs(verb: str, arguments: Sequence[str], flags: Flags, usage: str) -> tu
 def run_first(
     verb: str, words: Sequence[str], takes: str = "a run folder or a checkpoint first"
 ) -> tuple[Path, list[str]]:
-    """Return the folder of the run that a command line begins with, a path or a name, and the other words.
+    """Return the folder that a command line begins with, and the other words.
+
+    It is that of a run, by its path or name, or of a checkpoint, which may be ``<run>@<step>``.
 
     Raises:
         ConfigError: the first word is a flag, a setting or missing; or as ``results.places.run_at``.
@@ -43,7 +45,10 @@ def run_first(
     first, *rest = words or [""]
     if first and not first.startswith("-"):
         key, has_value, _ = first.partition("=")
+        run, at, step = first.rpartition("@")
         try:
+            if at and step.replace("_", "").isdecimal() and not os.path.exists(first):
+                return at_step(run_at(run), int(step.replace("_", ""))), rest
             return run_at(first), rest
         except CheckpointError:
             if not has_value or os.sep in key or os.path.exists(first):

@@ -10,15 +10,16 @@ from typing import Any
 from uuid import uuid4
 
 from rlplug.checkpointing import atomic
-from rlplug.checkpointing.format import FOLDER, MANIFEST, Checkpoint, checkpoints, find, folder_of, sealed, steps_of
+from rlplug.checkpointing.format import FOLDER, MANIFEST, Checkpoint, checkpoints, find, folder_of, sealed
 from rlplug.cli import printing, say_run, tell, without_json
 from rlplug.cli.arguments import Flags, parsed, run_first
 from rlplug.config import parse
 from rlplug.config.changes import STRETCH, change, extended
 from rlplug.config.errors import differences, joined
 from rlplug.registry import warn_broken
+from rlplug.results.places import at_step
 from rlplug.run import launch, run_dir
-from rlplug.types import STEP, CheckpointError, ConfigError
+from rlplug.types import STEP, ConfigError
 
 USAGE = """rlplug fork <run folder>[@step] [--to folder] [--json] [key=value ...]
 
@@ -157,12 +158,7 @@ def same_weights(run: Path, fork: Path) -> bool:
 def _checkpoint(run: Path, step: int | None) -> Checkpoint:
     if step is None:
         return find(run)
-    path, existing = folder_of(run, step), [steps_of(Checkpoint(path).manifest) for path in checkpoints(run)]
-    if not path.exists():
-        kept = ", ".join(map(str, sorted(existing))) or "none"
-        said = f"{run} has no checkpoint of step {step}; it has {kept}"
-        raise CheckpointError(f"{said}. checkpoint.every and checkpoint.keep_last decide which a run keeps")
-    return Checkpoint(path).verify()
+    return Checkpoint(at_step(run, step)).verify()
 
 
 def _changed(before: dict[str, Any], overrides: Sequence[str]) -> tuple[dict[str, Any], list[str]]:

@@ -17,7 +17,7 @@ from rlplug.types import Batch, Mode, Tree, Weights
 
 
 def acting_state(algorithm: Algorithm) -> tuple[Weights, Weights]:
-    """Return what acting needs of an algorithm: its weights, and its buffers, which ``observe`` changes, too."""
+    """Return what acting needs from an algorithm: its weights, and its buffers, which ``observe`` also changes."""
     state = tree.only(algorithm.state_dict(), algorithm.actor_keys())
     buffers = {name for name, _ in algorithm.named_buffers()}
     return {k: x for k, x in state.items() if k not in buffers}, tree.only(state, buffers)
@@ -77,7 +77,7 @@ class Acting:
         if mode == "explore" and self.exploration:
             noise = dict[str, Batch]()
             for name, extra in self.exploration.items():
-                if name in self._without_logp:  # it belongs to another action than the module's
+                if name in self._without_logp:  # it belongs to a different action than the module's
                     out.pop("logp", None)
                 out, noise[name] = extra.perturb(out, step, batch["noise"][name])
         if self.one_copy is not None and self._copied:

@@ -1,4 +1,4 @@
-"""Collection with environments that do not divide by ranks: rank 0 collects, and all ranks hold the data."""
+"""Collection if ranks cannot share the environments equally: rank 0 collects, and all ranks hold the data."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ class EpisodeStats:
     With several agents, the return is the mean over agents.
 
     Args:
-        groups: groups of agents to also compute returns of separately.
+        groups: groups of agents whose returns are also computed separately.
 
     Attributes:
         agent_steps: number of actions of agents so far; 0 if there is one agent.

@@ -60,7 +60,7 @@ def check_segment(segment: Batch, env_steps: int, env_ids: Sequence[int]) -> Non
 def check_bounds(
     segment: Batch, env_steps: int, env_ids: Sequence[int], bounds: Bounds | None, found: list[str], where: str = ""
 ) -> None:
-    """Add a description of the first observation out of the bounds of its space to ``found``, if that is empty.
+    """If ``found`` is empty, add a description of the first observation outside the bounds of its space to it.
 
     It does not stop a run, because many environments exceed their declared bounds.
 

@@ -63,7 +63,7 @@ class Player:
     normalize: Callable[[Any], Any] | None = None
     exploration: Mapping[str, Exploration] = field(default_factory=dict[str, Exploration])
     name: str = "a job"
-    ended: tuple[int, int] = (0, 0)  # of the last jobs: ended episodes, and all
+    ended: tuple[int, int] = (0, 0)  # of the last jobs: number of ended episodes, and of all episodes
     _shards: dict[tuple[int, ...], ShardCollector] = field(default_factory=dict[tuple[int, ...], ShardCollector])
     _programs: dict[Any, Any] = field(default_factory=dict[Any, Any])  # of lanes
 
@@ -82,7 +82,7 @@ class Player:
                 yield from self.play(some, *given)
 
     def _lanes(self, job: Job) -> int:
-        """Return the number of lanes in which candidates like this one act, even if there is only one; 0: none."""
+        """Return the number of lanes for candidates like this job's, even if there is only one; 0: no lanes."""
         explores = self.exploration and modes_of(job)[""] == "explore"
         count = 0 if explores or not self.ctx.traceable([self.algorithm]) else lanes_of(job)
         return count and count * self.shard(share_of(job, self.role)[0]).env.traits.independent
@@ -129,14 +129,14 @@ class Player:
             """Reset all columns together, and advance the seeds."""
             collector.reset(tasks, [int(one.generate_state(own.num_envs)[b]) for one in seeds for b in own.env_ids])
             kept.reset()
-            seeds[:] = [one.spawn(2)[1] for one in seeds]  # the other one is that of noise
+            seeds[:] = [one.spawn(2)[1] for one in seeds]  # the other child is the seed of noise
 
         with torch.inference_mode(), self._apart(noise.spawn(1)[0], modes):
             begin()
             end = time.monotonic() + until[1]
             ends = lambda: stop() or time.monotonic() >= end  # noqa: E731
             while kept.left.any() and time.monotonic() < end:
-                if kept.capped[kept.left > 0].all():  # all wait for it
+                if kept.capped[kept.left > 0].all():  # all columns with episodes left wait for a reset
                     begin()
                 if stop():
                     raise Stopped
@@ -216,12 +216,12 @@ def rounds(jobs: Iterable[Job], most: int = MOST_COLUMNS) -> list[list[Job]]:
 
 
 def of_keys(batch: Batch, keys: Sequence[str] | None, nested: Collection[str]) -> Batch:
-    """Return what comes back of a job's episodes; see ``api.Job.keys``."""
+    """Return the part of a job's episodes that is sent back; see ``api.Job.keys``."""
     return batch if keys is None else tree.only(batch, (*keys, *OF_EPISODE), nested if keys else ())
 
 
 def share_of(job: Job, role: Role, columns: Sequence[int] | None = None) -> tuple[EnvShard, np.ndarray]:
-    """Return the given columns of a job (None: all), and the number of episodes for each to play."""
+    """Return the given columns of a job (None: all), and the number of episodes that each of them plays."""
     total = min(job.episodes, MOST_COLUMNS)
     shard = EnvShard(role, total, range(total) if columns is None else columns)
     each = job.episodes // total + (np.arange(total) < job.episodes % total)
@@ -232,13 +232,13 @@ class EpisodeSplitter:
     """Cuts segments into episodes, and keeps a fixed number per column.
 
     Args:
-        quota: episodes to keep of every column, ``[B]``.
+        quota: number of episodes to keep from every column, ``[B]``.
         max_steps: steps after which an episode is truncated; its column then waits for ``reset``.
         groups: groups of agents whose returns are also counted separately.
         steps: steps that a column must have; further episodes are kept until then.
 
     Attributes:
-        left: episodes that are left to keep of every column, ``[B]``.
+        left: number of episodes still to be kept from every column, ``[B]``.
         capped: columns that wait for ``reset``, ``[B]`` bool.
     """
 

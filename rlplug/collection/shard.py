@@ -67,7 +67,7 @@ class ShardCollector:
         checks = env.traits.check_bounds and not ctx.spec.has_agents
         self.bounds = Bounds(ctx.spec.single_agent.obs) if checks else None
         self.failed_episodes = 0  # episodes ended by a failed environment
-        self._restarts = -1  # restarts with new episodes, as environments could not be restored; -1: has not collected
+        self._restarts = -1  # restarts with new episodes, as environments were not restorable; -1: no rows yet
         self._memory: dict[int, SegmentMemory] = {}  # by number of transitions
         self._like: Batch = {}  # one row of this memory
         self._open: Batch = {}  # first row of the next segment
@@ -87,7 +87,7 @@ class ShardCollector:
         self._open = copied(self._layout.seen | {"valid": self._layout.seen["is_first"]})
         check_segment(tree.map(lambda x: torch.as_tensor(x)[None], self._open), 0, self.shard.env_ids)
         self.acting.begin(self.num_envs)
-        for memory in self._memory.values():  # cells that no row defines do not depend on what was played before
+        for memory in self._memory.values():  # so that cells that no row sets do not depend on earlier rows
             tree.map(torch.Tensor.zero_, memory.tensors)
 
     @property
@@ -131,7 +131,7 @@ class ShardCollector:
             tasks: tasks of the episodes that begin in it, of all environments of the run; None: unchanged.
 
         Raises:
-            RunError: it failed after a number that is NaN or infinite.
+            RunError: collection failed after a number that is NaN or infinite.
         """
         own = None if tasks is None else tree.take(tasks, [*self.shard.env_ids])
         if not self._open or (own is not None and self._restarts < 0):

@@ -198,8 +198,8 @@ class Core(Beginning):
     record: Record = option("Recording of the episodes that the run collects.")
     estimate: Estimate = option("Off-policy evaluation (OPE) from recorded episodes.")
     log: Log = option("Logging of metrics.")
-    callbacks: list[str | dict[str, Any]] = option(
-        "Callbacks: module:Class or {entry_point: module:Class, kwargs: {...}}."
+    callbacks: Annotated[list[str | dict[str, Any]], BeforeValidator(_paths)] = option(
+        "Callbacks, one or several: module:Class or {entry_point: module:Class, kwargs: {...}}."
     )
     on_nan: Literal["stop", "skip"] = option("At a NaN or infinite loss or gradient: stop, or skip that gradient step.")
     compile: Annotated[Compile, BeforeValidator(_compile, json_schema_input_type=Compile | bool)] = option(

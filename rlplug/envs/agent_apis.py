@@ -1,4 +1,4 @@
-"""Environments of agents in three interfaces as one: PettingZoo's parallel interface.
+"""Adapters of environments of agents from three interfaces to one: PettingZoo's parallel interface.
 
 An object of this interface has ``possible_agents`` (all names), ``agents`` (those that act next),
 ``observation_space(agent)``, ``action_space(agent)``, ``reset(seed=...)``, which returns observations and infos,
@@ -21,10 +21,10 @@ ALL = "__all__"
 
 
 class Turns:
-    """PettingZoo's AEC interface, in which one agent acts at a time, as the parallel one.
+    """PettingZoo's AEC interface, in which one agent acts at a time, adapted to the parallel one.
 
     A step executes the action of the agent whose turn it is. Rewards are those that the step added for every agent, so
-    an agent is also paid in rows in which it waits.
+    an agent also gets rewards in rows in which it waits.
     """
 
     def __init__(self, env: Any) -> None:

@@ -201,7 +201,7 @@ class AgentList(SeededList):
             raise MisfitError(f"the agent {agent}: {error}") from error
 
     def _check(self, obs: Any, rewards: Any, remain: set[str], acted: Sequence[str]) -> None:
-        """Check that only known agents appear, and that only those that acted are paid."""
+        """Check that only known agents appear, and that only those that acted get rewards."""
         for part, said in ((obs, "an observation"), (rewards, "a reward")):
             if not isinstance(part, Mapping):
                 raise MisfitError(f"it returns {said} of type {type(part).__name__}; return a dict by agent")

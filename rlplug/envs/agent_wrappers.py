@@ -46,7 +46,7 @@ class AgentsWrapper:
 
 
 class AgentMasks(AgentsWrapper):
-    """Gives infos only the keys ``action_mask``, where an agent has a mask, and ``metrics``, as they are.
+    """Reduces infos to ``action_mask``, where an agent has a mask, and ``metrics``, which do not change.
 
     A Dict observation loses the mask; if only ``observation`` is left, this becomes the observation. While an agent
     waits for its turn, its mask allows the first action only.

@@ -38,7 +38,7 @@ class EnvList(SeededList):
 
     The arrays that ``reset`` and ``step`` return are overwritten by the next call.
 
-    An environment has tasks if it has an attribute ``task_space``, a space. It plays that of
+    An environment has tasks if it has an attribute ``task_space``, a space. It plays the task of
     ``reset(options={"task": task})``; a reset without options returns the task that it chose in ``info["task"]``.
 
     Args:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from rlplug.envs.checking import MisfitError, column
@@ -75,3 +76,26 @@ def drained(traits: EnvTraits) -> list[tuple[int, dict[str, float]]]:
     if name := next(filter(None, (taken(own) for _, own in found)), None):
         raise RunError(f"the environment's metrics have {name!r}, which rlplug logs itself; use another name")
     return found
+
+
+def numbers(found: Any, whose: str, required: str = "") -> dict[str, float]:
+    """Return the metrics that a user's function returned as numbers.
+
+    Raises:
+        RunError: it returned no dict, something else than numbers, or not the required one.
+    """
+    if not isinstance(found, Mapping):
+        raise RunError(f"{whose} returned {type(found).__name__} instead of a dict of metrics")
+    for name, value in found.items():
+        if not _is_number(value):
+            raise RunError(f"{whose} returned {name}={value!r}, which is not a number")
+    if required not in ("", *found):
+        raise RunError(f"{whose} returned no {required}")
+    return {name: value if isinstance(value, int | float) else float(value) for name, value in found.items()}
+
+
+def _is_number(value: Any) -> bool:
+    with suppress(TypeError, ValueError):
+        float(value)
+        return not isinstance(value, str)
+    return False

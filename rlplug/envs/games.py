@@ -22,22 +22,22 @@ MOST_CELLS = 10
 class Game:
     """A game of agents. Its methods are pure functions of states, a tensor ``[B, ...]`` or a dict of them.
 
-    An ended state does not change, and pays 0. A subclass sets ``spec``, and may set ``noise_size``: the number of
-    uniform random numbers that determine an initial state. A state whose ``spec.extras`` name ``env_state`` is a
-    tensor, and is part of every row.
+    An ended state does not change, and its rewards are 0. A subclass sets ``spec``, and may set ``noise_size``: the
+    number of uniform random numbers that determine an initial state. A state whose ``spec.extras`` name ``env_state``
+    is a tensor, and is part of every row.
     """
 
     spec: EnvSpec
     noise_size: int = 0
     hides: bool = False
-    """whether a state has more than the players know: rows lack it, so that no planner can begin from them"""
+    """whether a state has more than the players know: rows then lack the state, so no planner can start from them"""
 
     def initial(self, noise: Tensor) -> Tree:
         """Return initial states from uniform noise ``[B, noise_size]`` in [0, 1)."""
         raise NotImplementedError(f"{type(self).__name__}.initial")
 
     def move(self, state: Tree, action: Any) -> tuple[Tree, Batch]:
-        """Return the next states, and the agents' ``reward`` and ``terminated`` ``[B, N]``, nested by several groups.
+        """Return the next states, and the agents' ``reward`` and ``terminated`` ``[B, N]``; several groups are nested.
 
         Args:
             state: not changed.
@@ -46,7 +46,7 @@ class Game:
         raise NotImplementedError(f"{type(self).__name__}.move")
 
     def row(self, state: Tree) -> Batch:
-        """Return ``obs``, ``alive`` and extras of states, ``[B, ...]``, nested by several groups."""
+        """Return ``obs``, ``alive`` and extras of states, ``[B, ...]``, nested by group if there are several."""
         raise NotImplementedError(f"{type(self).__name__}.row")
 
     def exploitability(self, policies: Sequence[Policy]) -> float | None:
@@ -96,7 +96,7 @@ class TurnGame(Game):
         raise NotImplementedError(f"{type(self).__name__}.over")
 
     def payoff(self, state: Tensor) -> Tensor:
-        """Return what ended states pay the first player, ``[B]`` float32; the second is paid the negative."""
+        """Return the first player's payoff in ended states, ``[B]`` float32; the second player's is its negative."""
         raise NotImplementedError(f"{type(self).__name__}.payoff")
 
     def observe(self, state: Tensor) -> Tensor:
@@ -122,14 +122,14 @@ class TurnGame(Game):
         return None
 
     def best_responses(self, policies: Sequence[Policy]) -> Tensor | None:
-        """Return what a best response to ``policies`` is paid as each player, ``[2]``; None if the game is too large.
+        """Return the payoff of a best response to ``policies`` as each player, ``[2]``; None if the game is too large.
 
         See ``GameTree.best_responses``.
         """
         return self._tree and self._tree.best_responses(policies)
 
     def exploitability(self, policies: Sequence[Policy]) -> float | None:
-        paid = self.best_responses(policies)  # the policies pay both players 0 in all
+        paid = self.best_responses(policies)  # the payoffs of both players' own policies add up to 0
         return None if paid is None else paid.mean().item()
 
     @cached_property

@@ -27,7 +27,7 @@ def penalty(value: float) -> Sequence[Sequence[float]]:
 
 
 def rock_paper_scissors(variant: str) -> np.ndarray:
-    """Return the first player's payoff ``[A, A]``; the second is paid the negative.
+    """Return the first player's payoff ``[A, A]``; the second player's is its negative.
 
     ``standard``: its equilibrium is uniform. ``weighted``: paper wins 1, scissors 2 and rock 3, and the equilibrium
     plays them with probabilities 1/2, 1/6 and 1/3. ``lizard_spock``: five actions, each of which beats two.
@@ -62,7 +62,7 @@ def exploitability(payoff: np.ndarray, strategy: np.ndarray) -> float:
 
 
 class MatrixGame(Game):
-    """Both agents act at once and are paid by matrices, ``rounds`` times. They observe the constant 1.
+    """Both agents act at once and get their rewards from matrices, ``rounds`` times. They observe the constant 1.
 
     A state is the number of played rounds, ``[B]`` int64, which they do not know.
 

@@ -107,7 +107,7 @@ class OnDevice(VecEnv):
         return {}
 
     def paid(self, obs: Tensor, action: Tensor, next_obs: Tensor) -> tuple[Tensor, Tensor]:
-        """Return reward and termination ``[B]`` of transitions that only their observations tell, for learned dynamics.
+        """Return reward and termination ``[B]`` of transitions, given only their observations, for learned dynamics.
 
         Raises:
             NotImplementedError: the environment does not offer it.

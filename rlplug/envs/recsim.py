@@ -24,7 +24,7 @@ class RecSim(gymnasium.Env[Any, Any]):
 
     The observation has the user's interests ``user [U]``, the ``documents [n, F]``, and the ``response`` to the last
     slate: the position ``click`` that was chosen (the size of the slate: none). RecSim draws from NumPy's global
-    generator, so an environment has a state of that generator of its own, which a reset with a seed sets.
+    generator, so each environment keeps its own state of that generator, which a reset with a seed sets.
 
     Args:
         num_candidates: documents to choose from.

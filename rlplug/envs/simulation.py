@@ -37,8 +37,8 @@ TRIED = 12
 def simulated(make: Make, save: Save, load: Load, num_envs: int, **options: Any) -> EnvList:
     """Return environments with a simulator, for environments whose state can be read and set exactly.
 
-    Every row has the extra ``env_state [B, S + 2]``, float64: the steps of the episode so far, whether it goes on (0),
-    terminated (1) or was truncated (2), and what ``save`` returns.
+    Every row has the extra ``env_state [B, S + 2]``, float64: the steps of the episode so far, whether it continues
+    (0), terminated (1) or was truncated (2), and what ``save`` returns.
 
     Args:
         make: makes an environment.
@@ -56,7 +56,7 @@ def copied(make: Make, num_envs: int, max_episode_steps: int | None, **options: 
     """Return environments with a simulator that copies them: slow, since every step copies a whole environment.
 
     Their state is the seed and the actions of the episode, so a lost copy is brought back by replaying them.
-    A copy draws the same random numbers as its original: a planner foresees chance.
+    A copy draws the same random numbers as its original, so a planner can predict random outcomes.
 
     Args:
         make: makes an environment.

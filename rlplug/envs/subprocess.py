@@ -40,9 +40,9 @@ ENTRY = "import sys; sys.path[:] = {path!r}; from rlplug.envs.worker import work
 class Subprocess:
     """Environments in worker processes as one ``VecEnv``, with the same rows as one list of them.
 
-    A worker is a fresh interpreter, neither forked nor with the main module: it is safe with threads, and scripts need
-    no ``__main__`` guard. It holds a list of several columns, whose arrays are part of one anonymous shared
-    memory; a step sends one byte each way. Memory and workers end with this process, however it ends.
+    A worker is a fresh interpreter, which is not forked and does not import the main module: it is safe with threads,
+    and scripts need no ``__main__`` guard. It holds a list of several columns, whose arrays are part of one anonymous
+    shared memory; a step sends one byte each way. Memory and workers end with this process, however it ends.
 
     The arrays that ``reset`` and ``step`` return are overwritten by the next call.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
@@ -18,11 +18,12 @@ from rlplug.collection.play import MOST_COLUMNS, Player, Stopped, share_of
 from rlplug.collection.stepping import make_shard
 from rlplug.config import Eval
 from rlplug.context import EnvShard, RunContext
+from rlplug.envs.episode_metrics import numbers
 from rlplug.envs.pictures import picture
 from rlplug.envs.seeded import tell_once
 from rlplug.functional.returns import ended
 from rlplug.script import function_at
-from rlplug.types import Batch, NamedWeights, RunError
+from rlplug.types import Batch, NamedWeights
 
 PlayAll = Callable[[Sequence[Job], NamedWeights | None], Iterable[Batch]]
 ALONE = EnvShard("eval", 1, range(1))
@@ -70,7 +71,7 @@ class Evaluator:
             all_of: plays jobs with the given weights and returns all episodes of each.
 
         Raises:
-            RunError: ``own`` returns no ``eval/return_mean``.
+            RunError: ``own`` returns no ``eval/return_mean``, or something else than numbers.
         """
         if self.own is None:
             (batch,) = all_of([self.job], None)
@@ -83,9 +84,8 @@ class Evaluator:
                 played[job.mode == "greedy"].append({key: batch[key] for key in ("return", "length")})
                 yield job, batch
 
-        metrics = self.own(play, self.cfg.episodes)
-        if not isinstance(metrics, Mapping) or "eval/return_mean" not in metrics:
-            raise RunError(f"{self.cfg.function or type(self.algorithm).__name__} returned no eval/return_mean")
+        whose = self.cfg.function or type(self.algorithm).__name__
+        metrics = numbers(self.own(play, self.cfg.episodes), whose, "eval/return_mean")
         return metrics, tree.cat(each) if (each := played[True] or played[False]) else {}
 
     def play(
@@ -105,7 +105,7 @@ class Evaluator:
     def metrics(self, batch: Batch) -> dict[str, float]:
         """Return the metrics of all episodes of ``job``, and report if they are fewer because of the timeout.
 
-        With ``eval.steps`` or ``eval.timeout_s``, ``eval/episodes`` is their number; if it is 0, there is no other.
+        With ``eval.steps`` or ``eval.timeout_s``, ``eval/episodes`` is their number; if it is 0, there are no others.
         """
         cfg, n = self.cfg, len(batch.get("return", ()))
         if self.player.ctx.rank == 0 and (n < cfg.episodes or batch["length"].sum() < (cfg.steps or 0)):
@@ -129,10 +129,10 @@ def own_evaluation(algorithm: Algorithm, cfg: Eval) -> Callable[[Play, int], dic
     """Return ``eval.function`` or the algorithm's own ``evaluate``; None: the episodes of one greedy job.
 
     Raises:
-        ConfigError: there is no such function.
+        ConfigError: there is no such function, or it takes other arguments.
     """
     if cfg.function is not None:
-        return partial(function_at(cfg.function, "eval.function"), algorithm)
+        return partial(function_at(cfg.function, "eval.function", ("algorithm", "play", "episodes")), algorithm)
     return None if type(algorithm).evaluate is Algorithm.evaluate else algorithm.evaluate
 
 

@@ -1,7 +1,8 @@
-"""Exact best responses in small zero-sum games of two players in turn.
+"""Exact best responses in small turn-based zero-sum games of two players.
 
-A player gains by a best response what it is paid more than by its own policy. The mean of both players' gains is the
-exploitability, their sum is NashConv (Lanctot et al. 2017, arXiv:1711.00832, section 2); both are 0 in an equilibrium.
+A player's gain from a best response is the increase in its payoff over its own policy. The mean of both players' gains
+is the exploitability, their sum is NashConv (Lanctot et al. 2017, arXiv:1711.00832, section 2); both are 0 in an
+equilibrium.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 
 MOST_HISTORIES = 600_000
-"""histories of the largest game of which all are visited; tic-tac-toe has 549,946"""
+"""maximum number of histories of a game that is searched; tic-tac-toe has 549,946"""
 
 Policy = Callable[[Tensor, Tensor], Tensor]
 """(observations ``[n, ...]`` of the player to move, legal moves ``[n, A]`` bool) -> probabilities ``[n, A]``"""
@@ -23,8 +24,8 @@ class _Views(NamedTuple):
     """What a player has seen and played: ``v`` different views of the histories of a level, by number."""
 
     of: Tensor  # [n] the view of every history
-    after: Tensor  # [v] which view of the level before, with the player's move if it moved, it follows: one of [b]
-    before: Tensor  # [b] that view of the level before
+    after: Tensor  # [v] index in [b] of what each view follows: a view of the level before, and the own move if any
+    before: Tensor  # [b] the views of the level before that are followed
 
 
 class _Level(NamedTuple):
@@ -32,15 +33,15 @@ class _Level(NamedTuple):
 
     parent: Tensor  # [n] index of the history before the last move, in the level before
     move: Tensor  # [n] index of the last move in ``[m, A]`` of the level before, flattened
-    mover: Tensor  # [n] who made it
+    mover: Tensor  # [n] player who made the last move
     views: tuple[_Views, ...]  # of both players
-    paid: Tensor  # [n] what the first player is paid where the game has ended, else 0; float64
+    paid: Tensor  # [n] payoff of the first player where the game has ended, else 0; float64
     legal: Tensor  # [m, A] moves in the states
-    obs: Tensor  # [m, ...] observations of who moves
+    obs: Tensor  # [m, ...] observations of the player to move
 
 
 class GameTree:
-    """All histories of a game. A player remembers all that it has observed and played.
+    """All histories of a game. A player remembers everything that it observed and played.
 
     Args:
         levels: see ``of``.
@@ -53,7 +54,7 @@ class GameTree:
 
     @classmethod
     def of(cls, game: Any, most: int = MOST_HISTORIES) -> GameTree | None:
-        """Return the histories of an ``envs.games.TurnGame``; None if there are more, or initial states are unknown."""
+        """Return all histories of an ``envs.games.TurnGame``; None: more than ``most``, or unknown initial states."""
         if (starts := game.starts()) is None:
             return None
         states, chances = starts
@@ -84,7 +85,7 @@ class GameTree:
         return cls(levels, chances)
 
     def best_responses(self, policies: Sequence[Policy]) -> Tensor:
-        """Return what a best response is paid as the first and as the second player, ``[2]`` float64.
+        """Return the payoff of a best response as the first and as the second player, ``[2]`` float64.
 
         The other player draws one of ``policies`` before the game, all with equal probability, and plays it throughout.
         The best response knows the policies, but not which of them was drawn.
@@ -102,10 +103,10 @@ class GameTree:
         return torch.stack([self._best(p, paid[p]) * (1 - 2 * p) for p in range(2)])
 
     def _best(self, p: int, paid: Sequence[Tensor]) -> Tensor:
-        """Return what the first player is paid if player ``p`` responds best, 0-d, by backward induction over views.
+        """Return the first player's payoff if ``p`` plays a best response, 0-d, by backward induction over views.
 
         Args:
-            paid: what the first player is paid at the end of histories, times the probability of the others' moves.
+            paid: the first player's payoff where histories end, times the probability of all moves not made by ``p``.
         """
         counts = [1, *(len(level.views[p].after) for level in self.levels)]
         value = self.chances.new_zeros(counts[-1])
@@ -119,7 +120,7 @@ class GameTree:
 
 
 def _numbered(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
-    """Return equal numbers, from 0, for equal pairs of numbers, ``[n]`` int64, and the first of each different pair."""
+    """Number pairs from 0, equal pairs equally: return ``[n]`` int64, and the first element of each distinct pair."""
     base = second.amax() + 1 if len(second) else 1
     both: Any = first * base + second
     pairs, number = both.unique(return_inverse=True)

@@ -157,11 +157,11 @@ def puct(trees: SearchTree, node: Tensor, c_puct: float) -> Tensor:
 
 
 def transplant(trees: SearchTree, root: Tensor, keep: int) -> None:
-    """Make node ``root [B]`` of every tree its root, in place, with what was found below it.
+    """Make node ``root [B]`` of every tree its root, in place, and keep the nodes below it.
 
     Args:
         root: 0: drop the whole tree, except its root.
-        keep: nodes kept at most; later ones are dropped, but not what they added to the others.
+        keep: maximum number of nodes kept; later ones are dropped, but their visits still count in the others.
     """
     n, space = trees.over.shape
     columns = torch.arange(n, device=root.device)

@@ -84,7 +84,7 @@ def task_mean(x: Tensor, valid: Tensor) -> Tensor:
 
 
 def adapt_kl_coeffs(coeff: Tensor, kl: Tensor, target: float) -> Tensor:
-    """Return the weights ``[N]`` of the divergence of each adaptation: twice or half where ``kl [N]`` is 1.5 times off.
+    """Return the weights ``[N]`` of each adaptation's divergence: doubled or halved where ``kl [N]`` is 1.5 times off.
 
     RLlib's and ProMP's rule (Rothfuss et al. 2018, arXiv:1810.06784).
     """
@@ -125,7 +125,7 @@ def meta_objective(
     kl_coeff: Tensor,
     entropy_coeff: float,
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Compute the objective of MAML after an adaptation to every task, through which the gradient goes.
+    """Compute the objective of MAML after an adaptation to every task, through which the gradient flows.
 
     Args:
         evaluate: the policy's ``AdaptivePolicy.evaluate``.

@@ -16,7 +16,7 @@ Best = Callable[[Any, Tensor], Tensor]
 
 
 def opponent_of(name: str, model: Any, actions: int) -> Best:
-    """Return the opponent of a name: ``random``; ``one_ply``, which takes what pays most at once; ``minimax``.
+    """Return a named opponent: ``random``; ``one_ply``, which maximizes the immediate reward; ``minimax``.
 
     Args:
         model: the game's simulator.

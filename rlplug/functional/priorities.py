@@ -94,7 +94,7 @@ class SumTree:
             level //= 2
 
     def draw(self, share: Any, part: Any = 0) -> Any:
-        """Return the items ``[n]`` at ``share [n]``, in [0, 1], of the total of ``part [n]``. None has weight 0.
+        """Return the items ``[n]`` at ``share [n]``, in [0, 1], of the total of ``part [n]``, never one of weight 0.
 
         If the total is 0, the result is undefined.
         """

@@ -125,7 +125,7 @@ def n_step(reward: Tensor, terminated: Tensor, valid: Tensor, gamma: float) -> t
 def episode_sums(
     reward: np.ndarray, valid: np.ndarray, ended: np.ndarray, began: np.ndarray, total: np.ndarray, length: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, list[tuple[float, int, int]]]:
-    """Sum rewards and steps of the episodes in a segment, which may go on before and after it.
+    """Sum rewards and steps of the episodes in a segment, which may extend before and after it.
 
     Args:
         reward: ``[T, B]``, 0 on rows that are not valid.

@@ -22,7 +22,7 @@ def longest(n: Steps) -> int:
     """Return the maximum number of rewards in a target, which is the length of a window.
 
     Raises:
-        ConfigError: the range falls.
+        ConfigError: the range is decreasing.
     """
     low, high = (n, n) if isinstance(n, int) else n
     if low > high:
@@ -31,7 +31,7 @@ def longest(n: Steps) -> int:
 
 
 def drawn_steps(n: Steps, valid: Tensor, draw: Draw | None, lead: int = 1) -> Tensor:
-    """Return which rows of the windows belong to targets of ``n`` rewards, drawn for each column: ``valid``, or less.
+    """Return which rows of the windows are in targets of ``n`` rewards, drawn for each column: a subset of ``valid``.
 
     Args:
         valid: ``[n+1, ..., B]``, or with agents ``[n+1, ..., B, N]``.
@@ -109,9 +109,9 @@ def n_step_transitions(batch: Batch, gamma: float, n: Steps = 1, draw: Draw | No
 
     Args:
         batch: leaves ``[n+1, B, ...]``: ``obs``, ``action``, ``reward``, ``terminated``, ``valid``, optionally
-            ``action_mask``. Row 0 is valid, as in a sample of a replay; of agents, which have ``alive``, it may not be.
+            ``action_mask``. Row 0 is valid, as in a replay's sample; with agents, which have ``alive``, it may not be.
         gamma: discount factor.
-        n: rewards in a target: all of the window if it is a number; a range ends at the window.
+        n: rewards in a target; a number, or the maximum of a range, is the length of the window.
         draw: draws the numbers of a range, one for each window; None: its maximum.
 
     Returns:

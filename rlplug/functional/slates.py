@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 ROUNDS = 10
-"""of Dinkelbach's method, which converges faster than linearly: five suffice for a thousand documents"""
+"""iterations of Dinkelbach's method, which converges faster than linearly: five suffice for a thousand documents"""
 
 
 def slate_value(v: Tensor, q: Tensor, none: Tensor, q_none: Tensor, slate: Tensor) -> Tensor:
@@ -32,7 +32,7 @@ def top_k(v: Tensor, q: Tensor, k: int) -> Tensor:
 
 
 def greedy_slate(v: Tensor, q: Tensor, none: Tensor, q_none: Tensor, k: int) -> Tensor:
-    """Add ``k`` times the document with which the slate's value is largest, ``[..., k]``: section 5.3."""
+    """Build slates ``[..., k]`` by adding the document that makes the value largest, one at a time: section 5.3."""
     total, weight, chosen = none * q_none, none, list[Tensor]()
     taken = torch.zeros_like(v, dtype=torch.bool)
     for _ in range(k):

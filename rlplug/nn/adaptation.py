@@ -27,7 +27,7 @@ class AdaptivePolicy(Policy):
         return dist.logp(rows["action"]), dist.kl_from(rows["dist"]), dist.entropy()
 
     def initial(self, tasks: int) -> Weights:
-        """Return the own weights of every task, ``[tasks, ...]``, as views through which gradients add up."""
+        """Return separate weights for every task, ``[tasks, ...]``, as views through which gradients add up."""
         return {name: w.unsqueeze(0).expand(tasks, *w.shape) for name, w in self.named_parameters()}
 
     def evaluate(self, weights: Weights, rows: Batch) -> tuple[Tensor, Tensor, Tensor]:

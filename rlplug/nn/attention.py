@@ -48,7 +48,7 @@ class RelativeAttention(Module):
         self.register_buffer("distances", torch.cat([angles.sin(), angles.cos()], 1)[:, :dim], persistent=False)
 
     def forward(self, rows: Tensor, mask: Tensor) -> Tensor:
-        """Return what the last ``T`` rows read.
+        """Return the output of the attention for the last ``T`` rows.
 
         Args:
             rows: ``[memory + T, B, dim]``.
@@ -175,7 +175,7 @@ class GTrXL(Module):
             carry: the state before the first row, shaped like ``initial_carry``; empty means ``initial_carry``.
             is_first: ``[B]`` or ``[T, B]``: rows at which an episode begins, which attend to no row before; None: none.
         """
-        with torch.autocast(x.device.type, enabled=False):  # the carry is float32, whoever computes it
+        with torch.autocast(x.device.type, enabled=False):  # the carry is float32, with or without autocast
             x, carry = x.to(self.embedding.weight.dtype), carry or self.initial_carry(x.shape[-2])
             if x.ndim == 3:
                 return self._attend(x, carry, is_first)
@@ -196,7 +196,7 @@ class GTrXL(Module):
     def _episodes(self, x: Tensor, length: Tensor, is_first: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return the number of every row's episode, ``[B, memory + T]``, and the mask of the attention.
 
-        Rows of the carry belong to episode 0, like the first row unless an episode begins there; its padding to -1.
+        Rows of the carry belong to episode 0, like the first row unless an episode begins there; padding belongs to -1.
         """
         if is_first is None:
             is_first = torch.zeros(x.shape[:2], dtype=torch.bool, device=x.device)

@@ -72,7 +72,7 @@ class Autoregressive:
     def kl_from(self, params: Tensor) -> Tensor:
         """Return the sum of the conditional divergences along the mode of the old distribution, ``[...]``.
 
-        ``params`` are those of the same weights; under older ones, compare both along an action.
+        ``params`` must belong to the same weights; with older weights, compare both distributions along an action.
         """
         old = self.rebuild(params)
         path = old.mode()
@@ -99,8 +99,8 @@ class Autoregressive:
 class Along(MultiCategorical):
     """The conditional distributions of an ``Autoregressive`` one along one action, and their sums.
 
-    Each is exact given the choices before it, so over actions of the old policy the mean KL divergence is that of the
-    whole, and over actions of this policy the mean entropy is. ``logp`` takes other actions, too.
+    Each is exact given the choices before it, so the mean KL divergence over actions of the old policy is that of the
+    whole distribution, and so is the mean entropy over actions of this policy. ``logp`` takes other actions, too.
 
     Args:
         joint: the whole distribution.
@@ -129,6 +129,6 @@ def along(dist: Any, action: Tensor | None) -> Any:
 
     Args:
         dist: any distribution; one without ``along`` is returned unchanged.
-        action: None: of rows without an action.
+        action: None: the rows have no action.
     """
     return dist.along(action) if action is not None and hasattr(dist, "along") else dist

@@ -34,7 +34,7 @@ def require_memory(module: nn.Module, copies: int, key: str, what: str) -> None:
 
 
 class DirectPolicy(Module):
-    """A network with a linear layer that scores discrete actions, or is the continuous one, clipped to its bounds.
+    """A network with a linear layer that scores discrete actions, or outputs the continuous one, clipped to its bounds.
 
     Args:
         torso: model with ``out_dim``, which maps an observation to features.

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
-INSIDE = 1.0 - 1e-6  # densities of actions in [-1, 1] are those at most this far from 0
+INSIDE = 1.0 - 1e-6  # densities are those of actions clipped to at most this distance from 0
 POINTS = 33  # of the quadrature of an entropy
 
 
@@ -318,7 +318,7 @@ class Beta:
 
     ROUNDS = 6
     NOISE = 4 * ROUNDS
-    """normal numbers for a number of an action: in each round two for each of two gamma variables"""
+    """normal numbers per element of an action: in each round, two for each of two gamma variables"""
 
     def __init__(self, alpha: Tensor, beta: Tensor, event: tuple[int, ...]) -> None:
         self.alpha, self.beta, self.event = alpha, beta, event
@@ -338,7 +338,7 @@ class Beta:
         ``x = g / (g + h)`` of gamma variables by the rejection method of Marsaglia & Tsang 2000
         (doi:10.1145/358407.358414), whose rounds are computed at once; the first accepted one counts. A round is
         rejected with a probability of at most 0.0484, all of them with 1.3e-8, which is less than the resolution of
-        float32; the first round counts then.
+        float32; in that case, the first round counts.
         """
         z, other = noise.unflatten(-1, (2, 2, self.alpha.shape[-1], self.ROUNDS)).unbind(-4)
         d = torch.stack((self.alpha, self.beta), -2).unsqueeze(-1) - 1.0 / 3.0
@@ -421,9 +421,9 @@ class Product:
         return Product(self.continuous.rebuild(continuous), self.discrete.rebuild(discrete), self.normal)
 
     def sample(self, noise: Tensor) -> Tensor:
-        """Return the action, whose continuous part is differentiable if theirs is, from normal noise.
+        """Return the action, whose continuous part is differentiable if ``continuous`` is, from normal noise.
 
-        The discrete part takes uniform noise: the probability of a normal number below that of the noise.
+        The discrete part takes uniform noise: the normal distribution function of the normal noise.
         """
         u = _normal_cdf(noise[..., self.normal :]).clamp(max=1.0 - 2.0**-24)
         return _joined(self.continuous.sample(noise[..., : self.normal]), self.discrete.sample(u))

@@ -13,11 +13,11 @@ from rlplug.nn.moments import Moments
 
 
 class Dynamics(Module):
-    """Predicts the change of an observation ``[obs]`` by an action ``[action]``, with E networks of the same data.
+    """Predicts how an action ``[action]`` changes an observation ``[obs]``, with E networks trained on the same data.
 
     Args:
-        obs: numbers of an observation.
-        action: numbers of an action.
+        obs: size of an observation.
+        action: size of an action.
         hidden: sizes of the hidden layers.
         activation: after every layer.
         members: E, at least 2.

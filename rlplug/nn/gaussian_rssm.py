@@ -47,12 +47,12 @@ class GaussianRSSM(Module):
         return mean, F.softplus(std) + LEAST_STD
 
     def forward(self, deter: Tensor, stoch: Tensor, action: Tensor, noise: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return the next state without seeing it; ``noise [n, S]`` is normal, None: the mean."""
+        """Predict the next state without an observation; ``noise [n, S]`` is normal, None: the mean."""
         deter = self.next_deter(deter, stoch, action)
         return deter, sampled(self.gaussian(self.prior(deter)), noise)
 
     def observe(self, tokens: Tensor, action: Tensor, is_first: Tensor, carry: Batch, noise: Tensor | None) -> Batch:
-        """Return the states of consecutive rows from what is seen.
+        """Return the states of consecutive rows, given their observations.
 
         Args:
             tokens: ``[T, B, F]``, output of the encoder.

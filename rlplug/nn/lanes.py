@@ -17,9 +17,9 @@ from rlplug.types import Batch, Mode, Weights
 class Lanes(nn.Module):
     """Calls ``module.act`` for lanes of equally many rows, each with its own weights, as ``torch.func.vmap`` does.
 
-    Unused lanes repeat another one. The number of lanes does not depend on how many are used, so products and random
-    draws have the same shape, and a lane has the same place in them, whatever the others hold: no bit of its results
-    depends on them.
+    Unused lanes repeat a used one. The number of lanes does not depend on how many are used, so products and random
+    draws have the same shape, and a lane has the same place in them, whatever the other lanes hold: its results do not
+    depend on the other lanes in any bit.
 
     Args:
         module: has ``act(step, carry, mode)``; see ``api.Algorithm.act``.

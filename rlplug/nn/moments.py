@@ -59,7 +59,7 @@ class Moments(nn.Module):
         self.seen.copy_(torch.cat([whole, old_mean + shift * count / whole, m2]))
 
     def commit(self) -> None:
-        """Let all that was added until now count from now on."""
+        """Let all data added so far count from now on."""
         count, mean, m2 = self.seen.split([1, self.size, self.size])
         if count > 1:
             self.mean.copy_(mean.view(self.mean.shape))
@@ -108,7 +108,7 @@ class SpaceMoments(nn.ModuleDict):
         tree.map(lambda name, part: name and moments[name].add(part[counts], gather), self.names, x)
 
     def commit(self) -> None:
-        """Let all that was added until now count from now on."""
+        """Let all data added so far count from now on."""
         moments: Any
         for moments in self.values():
             moments.commit()

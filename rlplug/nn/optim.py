@@ -187,7 +187,7 @@ def _count(steps: list[Tensor]) -> None:
 class LaProp(torch.optim.Optimizer):
     """LaProp, Ziyin et al. 2020 (arXiv:2002.04839), with adaptive gradient clipping, as DreamerV3 uses both.
 
-    Gradients are divided by their root mean square before they are averaged, the other way round than in Adam, so that
+    Gradients are divided by their root mean square before they are averaged, the reverse of Adam's order, so that
     a tiny ``eps`` is stable. A tensor's gradient is first scaled down to a norm of at most ``agc`` times that of the
     tensor: Brock et al. 2021 (arXiv:2102.06171).
 
@@ -201,7 +201,7 @@ class LaProp(torch.optim.Optimizer):
     """
 
     LEAST_NORM = 1e-3
-    """of a tensor, so that zeros can leave zero"""
+    """lower bound on a tensor's norm in clipping, so that a tensor of zeros can change"""
 
     def __init__(
         self,
@@ -351,7 +351,7 @@ OPTIMIZERS: dict[str, tuple[type[Optimizer], tuple[str, ...]]] = {
 
 
 def replaced(optimizer: Optimizer, name: str = "adam", options: Mapping[str, Any] | None = None) -> Optimizer:
-    """Return an optimizer of the same parameters and step sizes as an ``Adam``, or that itself if nothing is chosen.
+    """Return an optimizer with the parameters and step sizes of an ``Adam``, or the ``Adam`` itself if it is chosen.
 
     Options that are not given are those of the ``Adam``: ``betas``, ``eps`` and a ``weight_decay`` other than 0; then
     the optimizer's defaults.

@@ -247,7 +247,7 @@ class RSSM(Module):
         return unimix(logits.unflatten(-1, (STOCH, -1)), self.share)
 
     def imagine(self, deter: Tensor, stoch: Tensor, action: Tensor, noise: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return the next state without seeing it; shapes as in ``next_deter``.
+        """Predict the next state without an observation; shapes as in ``next_deter``.
 
         Args:
             action: encoded, ``[n, A]``.
@@ -257,7 +257,7 @@ class RSSM(Module):
         return deter, choose(self.probabilities(self.prior(deter)), noise).flatten(-2)
 
     def observe(self, tokens: Tensor, action: Tensor, is_first: Tensor, carry: Batch, noise: Tensor | None) -> Batch:
-        """Return the states of consecutive rows from what is seen.
+        """Return the states of consecutive rows, given their observations.
 
         Args:
             tokens: ``[T, B, F]``, output of the encoder.

@@ -36,6 +36,22 @@ def run_at(place: str) -> Path:
     raise CheckpointError(f"{place} holds {many}: {_listed(found)}; name {which}")
 
 
+def at_step(run: Path, step: int) -> Path:
+    """Return the folder of a run's checkpoint at a step.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    from rlplug.checkpointing.format import Checkpoint, checkpoints, folder_of, steps_of  # here: it imports torch
+
+    path = folder_of(run, step)
+    if not path.exists():
+        existing = sorted(steps_of(Checkpoint(path).manifest) for path in checkpoints(run))
+        said = f"{run} has no checkpoint of step {step}; it has {', '.join(map(str, existing)) or 'none'}"
+        raise CheckpointError(f"{said}. checkpoint.every and checkpoint.keep_last decide which a run keeps")
+    return path
+
+
 def located(place: str) -> Path:
     """Return the folder of a path or of a name: that of a folder in ``runs``, or of a run below it.
 
@@ -53,7 +69,8 @@ def located(place: str) -> Path:
     except OSError as error:
         raise CheckpointError(f"{place} cannot be read: {error.strerror}") from None
     if exists:
-        meant = f"; did you mean {path.parent}?" if next(folders(path.parent), None) else ""
+        above = path.parent.name and next(folders(path.parent), None)
+        meant = f"; did you mean {path.parent}?" if above else ""
         raise CheckpointError(f"{place} is a file, not a run folder{meant}")
     below = RUNS / path
     if ".." not in path.parts and os.path.isdir(below):

@@ -18,7 +18,7 @@ class Agreement:
 
     Args:
         ready_to_save: returns whether rank 0 could write a checkpoint now.
-        beyond: observations of this rank out of bounds; extended to those of all ranks.
+        beyond: this rank's observations out of bounds; those of the other ranks are added.
     """
 
     def __init__(self, placement: Placement, ready_to_save: Callable[[], bool], beyond: list[str]) -> None:

@@ -58,7 +58,7 @@ class RankLearner:
         self._observing, self._watching = False, (*self.exploration.values(), *watching)
         drawn = ctx.needs.data == "windows" or (ctx.needs.data == "episodes" and ctx.needs.off_policy)
         self._replicated = self.placement.parts == 1 and not drawn  # whether every rank has all rows of a sample
-        self._same = self._replicated  # the same of what a loop gives; see ``hold``
+        self._same = self._replicated  # the same for batches that a loop passes; see ``hold``
         observing = [type(x).observe is not Trainable.observe for x in (algorithm, *self._watching)]
         self.observers = (normalizer and normalizer.counts) or any(observing)  # whether a module observes rows
 

@@ -31,7 +31,7 @@ class OptimizerState:
         self._options = [{k: v for k, v in group.items() if k != "params"} for group in optim.optimizer.param_groups]
 
     def due(self) -> bool:
-        """Count a call, and return whether it is an ``optim.every``-th one."""
+        """Count a call, and return whether the number of calls is a multiple of ``optim.every``."""
         self.calls += 1
         return self.calls % self.optim.every == 0
 
@@ -66,7 +66,7 @@ def _type(option: Any) -> Any:
 
 
 def refuse_nan(learned: Iterable[tuple[object, object]]) -> None:
-    """Raise ``ValueError`` at the first of pairs (name, tensor) with NaN. Do not pass buffers, which may have NaN."""
+    """Raise ``ValueError`` for the first pair (name, tensor) with NaN. Do not pass buffers, which may have NaN."""
     for name, value in learned:
         if isinstance(value, Tensor) and value.isnan().any():
             raise ValueError(f"{name} holds NaN")

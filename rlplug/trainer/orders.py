@@ -48,7 +48,7 @@ class Orders:
         return tempo.shards and count
 
     def _version(self, steps: float) -> int:
-        """Return the version of the weights for the next rollouts: the last while it is recent enough, else the newest.
+        """Return the version of the weights for the next rollouts: the last one if recent enough, else the newest.
 
         Args:
             steps: average steps of these rollouts per actor.

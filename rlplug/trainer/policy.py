@@ -28,7 +28,7 @@ class BehaviorPolicy:
     """Algorithm, exploration modules and normalizer of a run, which create its environments.
 
     Args:
-        acts_only: leave out exploration modules that only reward, which only the learner needs.
+        acts_only: leave out exploration modules that only change rewards; only the learner needs them.
     """
 
     def __init__(self, config: RunConfig, ctx: RunContext, acts_only: bool = False) -> None:

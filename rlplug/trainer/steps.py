@@ -31,7 +31,7 @@ from rlplug.types import Batch, Compile, Progress, RunError, Tree
 
 COMPILE: Mapping[Compile, bool | None] = {"off": False, "auto": None, "max": True}
 DTYPES = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
-MOST_UNREAD = 1000  # check finiteness at least every so many gradient steps
+MOST_UNREAD = 1000  # maximum number of gradient steps between two checks of finiteness
 
 Norms: TypeAlias = Mapping[str, Sequence[Tensor]]
 """0-d gradient norms before clipping, by part; empty if no step was taken"""
@@ -222,7 +222,7 @@ def gradient_step(
 class WholeUpdate:
     """A whole update as one function of a sample: ``prepare``, gradient steps and ``after_step``.
 
-    The bookkeeping of an update (due optimizers, numbers to check later) runs in Python at every call, also if the
+    The bookkeeping of an update (due optimizers, numbers to check later) runs in Python at every call, even if the
     function is replayed.
 
     Args:

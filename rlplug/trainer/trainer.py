@@ -153,7 +153,7 @@ class Trainer(Run):
         return self.episodes.add(segment.batch, segment.columns)
 
     def begin_empty(self) -> int:
-        """Collect rows for an empty buffer before learning goes on; return the environment steps that this takes."""
+        """Collect rows for an empty buffer before learning continues; return the environment steps that this takes."""
         warm_up = self.buffer.warm_up * self.config.num_envs // len(self.ctx.env_ids)
         self.progress.refill = max(self.ctx.learning_starts, warm_up, 1)
         return self.progress.refill
@@ -169,7 +169,7 @@ class Trainer(Run):
 
     def _filled(self) -> bool:
         ready, ranks = self.buffer.ready(), self.learner.placement.ranks
-        # ranks may differ: an episode ends on one only, a segment is too old on one only
+        # ranks may differ: an episode may end, or a segment be too old, on only one of them
         if self.ctx.needs.data == "episodes" or self.loop.tempo.max_staleness is not None:
             return ranks.sums([ready])[0] == ranks.world_size
         return ready

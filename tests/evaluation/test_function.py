@@ -41,6 +41,22 @@ def nothing(algorithm, play, episodes):
     return None
 
 
+def word(algorithm, play, episodes):
+    return {"eval/return_mean": "high"}
+
+
+def nested(algorithm, play, episodes):
+    return {"eval/return_mean": 1.0, "eval/each": {"a": 1.0}}
+
+
+def other(algorithm, play, episodes):
+    return {"eval/mean": 1.0}
+
+
+def few(algorithm):
+    return {"eval/return_mean": 1.0}
+
+
 def summary(folder: Path) -> dict[str, float]:
     return json.loads((folder / "summary.json").read_text())
 
@@ -94,6 +110,11 @@ def test_a_function_of_the_script(tmp_path, monkeypatch):
     [
         (["eval.function=nosuchmodule:judge"], "eval.function: nosuchmodule:judge: the module 'nosuchmodule' cannot"),
         ([f"{HERE}judge"], "eval.function: the module 'tests.evaluation.test_function' has no 'judge'"),
+        (
+            [f"{HERE}few"],
+            "eval.function: tests.evaluation.test_function:few takes (algorithm), and is called with "
+            "(algorithm, play, episodes)",
+        ),
         (["eval.function=judge"], "eval.function: is 'judge'; write module:name"),
         ([f"{HERE}LINE"], "eval.function: tests.evaluation.test_function:LINE is list, which cannot be called"),
         (
@@ -109,6 +130,16 @@ def test_bad_input_is_one_error_before_anything_is_written(tmp_path, words, mess
     assert not (tmp_path / "run").exists()
 
 
-def test_a_result_without_a_score_ends_the_run_in_one_line(tmp_path):
-    with pytest.raises(RunError, match=r"test_function:nothing returned no eval/return_mean"):
-        train(compose([*LINE, f"{HERE}nothing"]), tmp_path / "run")
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        ("nothing", "returned NoneType instead of a dict of metrics"),
+        ("word", "returned eval/return_mean='high', which is not a number"),
+        ("nested", "returned eval/each={'a': 1.0}, which is not a number"),
+        ("other", "returned no eval/return_mean"),
+    ],
+)
+def test_a_wrong_result_ends_the_run_in_one_line(tmp_path, function, message):
+    with pytest.raises(RunError) as error:
+        train(compose([*LINE, f"{HERE}{function}"]), tmp_path / "run")
+    assert str(error.value).startswith(f"{__name__}:{function} {message}; there is no checkpoint yet")

@@ -322,7 +322,7 @@ class AlphaZero(Algorithm):
         return {"opponent": candidate["opponent"].to(self.opponent.device)}
 
     def evaluate(self, play: Play, episodes: int) -> dict[str, float]:
-        """Return the usual metrics of one player; of two, ``eval/vs_<opponent>/...``, each seat half of the time."""
+        """Return the usual metrics; for two players, ``eval/vs_<opponent>/...``, each seat in half of the games."""
         if self.players == 1:
             ((_, batch),) = play([Job(0, episodes=episodes, mode="greedy")])
             return episode_metrics(batch)

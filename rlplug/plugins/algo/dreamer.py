@@ -112,7 +112,7 @@ class Dreamer(Algorithm):
         return self.dynamics.initial_carry(n)
 
     def act(self, step: Batch, carry: Batch, mode: Mode) -> tuple[Batch, Batch]:
-        """Act on a state that is sampled in training, and its mean in mode ``greedy``."""
+        """Act on a state that is sampled in training, and on its mean in mode ``greedy``."""
         ctx, n = self.ctx, step["is_first"].shape[0]
         rows = {key: tree.map(lambda x: x.unsqueeze(0), step[key]) for key in ("obs", "prev_action", "is_first")}
         noise = None if mode == "greedy" else ctx.randn(n, self.cfg.stoch).unsqueeze(0)

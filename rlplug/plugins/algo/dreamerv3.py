@@ -119,7 +119,7 @@ class DreamerV3(Algorithm):
         return self.dynamics.initial_carry(n)
 
     def act(self, step: Batch, carry: Batch, mode: Mode) -> tuple[Batch, Batch]:
-        """Act on a state that is sampled in training, and the most likely one in mode ``greedy``."""
+        """Act on a state that is sampled in training, and on the most likely one in mode ``greedy``."""
         ctx, n = self.ctx, step["is_first"].shape[0]
         rows = {key: tree.map(lambda x: x.unsqueeze(0), step[key]) for key in ("obs", "prev_action", "is_first")}
         state = self.states(rows, carry, None if mode == "greedy" else ctx.rand(n, STOCH).unsqueeze(0))

@@ -62,7 +62,7 @@ class Independent(Policies):
 def assigned(cfg: Any, spec: EnvSpec) -> Iterator[tuple[Agent, str]]:
     """Yield every agent with the name of its policy.
 
-    The name of an agent comes before that of its group, and both before patterns, of which the first counts.
+    An agent's name takes precedence over its group's name, and both over patterns, of which the first match counts.
 
     Raises:
         ConfigError: an agent has no policy, or a key of ``policy_of`` matches none.

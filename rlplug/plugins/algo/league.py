@@ -35,8 +35,8 @@ class Pool(nn.Module):
         added: number of copies so far, of which the latest are in the pool.
         results: wins, draws and losses of the learner, ``[size, 3]``, discounted by ``decay`` at every new copy.
         elo: rating of each policy when it was added, ``[size]``; ``rating``: of the learner, 0-d.
-        odds: how often the learner meets each policy, ``[size]``; all 0: as in training if it explores, else it plays
-            both seats itself.
+        odds: how often the learner meets each policy, ``[size]``; all 0: as in training if it explores, otherwise the
+            learner plays all seats itself.
     """
 
     added: Tensor
@@ -93,7 +93,7 @@ class Pool(nn.Module):
         self.elo[place] = self.rating
 
     def record(self, games: list[list[int]], k: float) -> None:
-        """Count games, which end with their opponent and 1, 0 or -1 for the learner, and update its Elo rating."""
+        """Count games, lists that end with the opponent and 1, 0 or -1 for the learner, and update its Elo rating."""
         for *_, one, won in games:
             self.results[one, 1 - won] += 1
             expected = 1 / (1 + 10 ** ((self.elo[one] - self.rating) / 400))
@@ -190,9 +190,9 @@ class League(Algorithm):
         return met[self.cfg.opponents].double()
 
     def observe(self, segment: Segment, learner: Learner) -> None:
-        """Record the results of ended games against copies: whether the learner's return exceeds that of the others.
+        """Record the results of ended games against the pool: whether the learner's return exceeds that of the others.
 
-        Ratings depend on the order of games, which is that of rows and environments with any number of ranks.
+        Ratings depend on the order of games: that of rows, then of environments, for any number of ranks.
         """
         batch, sides = segment.batch, self.sides
         mine, opponent = sides.gather(batch, "mine")[:-1], sides.gather(batch, "opponent")[:-1, :, 0]
@@ -217,7 +217,7 @@ class League(Algorithm):
         return losses
 
     def evaluate(self, play: Play, episodes: int) -> dict[str, float]:
-        """Return results of the greedy learner against all policies of the pool alike, and against each that stays.
+        """Return results of the greedy learner against all policies of the pool equally, and against each that stays.
 
         While the pool is empty, the learner plays against itself. With ``payoff``, also let all pairs of policies play.
         """
@@ -270,6 +270,6 @@ class League(Algorithm):
 
 
 def own(values: Tensor, mine: Tensor) -> Tensor:
-    """Return the mean ``[...]`` of values ``[..., sides]`` where ``mine``; of all if it is nowhere."""
+    """Return the mean ``[...]`` of values ``[..., sides]`` where ``mine`` is true; of all if it is true nowhere."""
     mine = mine | ~mine.any(-1, keepdim=True)
     return torch.where(mine, values, 0.0).sum(-1) / mine.sum(-1)

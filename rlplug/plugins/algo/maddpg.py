@@ -1,9 +1,10 @@
-"""Multi-Agent Deep Deterministic Policy Gradient, Lowe et al. 2017 (arXiv:1706.02275): every agent has a policy of its
-own observation, and a critic of the observations and actions of all, which is only used in training.
+"""Multi-Agent Deep Deterministic Policy Gradient, Lowe et al. 2017 (arXiv:1706.02275): every agent has a policy that
+reads its own observation, and a critic that reads the observations and actions of all agents and is only used in
+training.
 
 Agents may be in several groups with different spaces. Discrete actions are one-hot vectors for the critics; policies
-learn through relaxed samples, Jang et al. 2017 (arXiv:1611.01144). What an agent that is not present observed and did
-is 0 for the critics. ``infer_policies`` is section 4.2: no agent knows the policies of the others.
+learn through relaxed samples, Jang et al. 2017 (arXiv:1611.01144). For the critics, the observation and the action of
+an absent agent are 0. ``infer_policies`` is section 4.2: no agent knows the policies of the others.
 """
 
 from __future__ import annotations
@@ -227,7 +228,7 @@ class MADDPG(Algorithm):
     def _inference(self, k: int, policy: Any, rows: Batch) -> Tensor:
         """Compute the loss ``[B]`` of an estimate of agent ``k``'s policy.
 
-        It is the negative log-likelihood less the entropy's share; of continuous actions, the mean squared error.
+        It is the negative log-likelihood minus the weighted entropy; for continuous actions, the mean squared error.
         """
         out, action = policy(rows["obs"]), rows["action"]
         if not self.discrete[k]:

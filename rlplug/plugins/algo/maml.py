@@ -31,9 +31,9 @@ from rlplug.settings import (
 from rlplug.types import Batch, ConfigError, EnvSpec, Mode, NamedWeights, Tree, Weights
 
 MOST = 1000
-"""numbers of an observation to which a linear baseline is fitted"""
+"""maximum size of an observation to which a linear baseline is fitted"""
 HELD_OUT = 2**31
-"""seed of the tasks of evaluations, which is no seed of a training task"""
+"""seed of the tasks of evaluations, different from the seeds of all training tasks"""
 
 
 class MAML(Algorithm):

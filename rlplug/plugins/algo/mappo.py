@@ -236,7 +236,7 @@ def box(size: int) -> spaces.Box:
 
 
 def vector(space: spaces.Space[Any] | None, name: str) -> int:
-    """Return the size of a vector space. Raises ``ConfigError`` if it is another one."""
+    """Return the size of a vector space. Raises ``ConfigError`` if it is not one."""
     if space is None:
         raise ConfigError("algo.critic_sees", f"the environment has no {name}; use observations")
     if not isinstance(space, spaces.Box) or len(space.shape) != 1:

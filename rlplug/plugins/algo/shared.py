@@ -1,5 +1,5 @@
-"""Parameter sharing, Gupta et al. 2017 (doi:10.1007/978-3-319-71682-4_5): all agents of a group act by one policy,
-which learns from the rows of all. With ``agent_ids``, it sees who acts, so that equal agents may behave differently
+"""Parameter sharing, Gupta et al. 2017 (doi:10.1007/978-3-319-71682-4_5): all agents of a group use one policy, which
+learns from the rows of all. With ``agent_ids``, it sees which one acts, so that equal agents may behave differently
 (Foerster et al. 2016, arXiv:1605.06676; Terry et al. 2020, arXiv:2005.13625).
 """
 

@@ -47,7 +47,7 @@ class ChoiceModel(Module):
     """Predicts what a user watches, by scores ``u^T W d + b^T d`` of documents and ``c`` of watching nothing.
 
     Args:
-        proportional: scores are ``softplus`` of that, otherwise their exponential.
+        proportional: the final scores are the ``softplus`` of these, otherwise the exponential.
     """
 
     def __init__(self, user: int, document: int, proportional: bool) -> None:

@@ -20,9 +20,9 @@ class Circular(Buffer):
     """The circular buffer of IMPACT, Luo et al. 2020 (arXiv:1912.00167), section 3.2: ``N`` batches, each used ``K``
     times.
 
-    A batch is the next segments, concatenated along ``B``, with at least ``train_batch_size`` transitions. Sampling
-    cycles through the ring once it is full. A batch is removed after its last use, or when a new batch needs its place
-    and it is the oldest; batches removed with uses left are counted.
+    A batch consists of the next segments, concatenated along ``B``, with at least ``train_batch_size`` transitions.
+    Sampling cycles through the ring whenever it is full. A batch is removed after its last use, or when a new batch
+    needs its place and it is the oldest; batches removed with uses left are counted.
     """
 
     gives: ClassVar[frozenset[Data]] = frozenset({"segments"})

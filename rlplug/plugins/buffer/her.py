@@ -59,7 +59,7 @@ class HER(Replay):
     The new goal is the achieved goal of one row of the window's episode, chosen by ``strategy`` (section 4.5): a random
     row after the window's transitions, the last row, or any row. An episode that has not ended contributes its rows so
     far. The environment's own ``compute_reward`` gives the rewards of all transitions for this goal, and
-    ``compute_terminated`` which of them end the episode; no row after the first such transition is valid.
+    ``compute_terminated`` tells which of them end the episode; no row after the first such transition is valid.
 
     Raises:
         ConfigError: the environment cannot compute rewards of other goals.

@@ -102,7 +102,7 @@ class Pendulum(OnDevice):
 
 
 class SparseCartPole(CartPole):
-    """CartPole whose only reward is the number of steps, paid when the pole falls or the steps are used up.
+    """CartPole whose only reward is the number of steps, given when the pole falls or the step limit is reached.
 
     Both ends terminate, since the steps so far are in the state and in the observation, as a fraction.
     """
@@ -163,7 +163,7 @@ class Acrobot(OnDevice):
         return state, up.double() - 1.0, up
 
     def _rates(self, state: Tensor, torque: Tensor) -> Tensor:
-        """Return the derivatives ``[4, B]`` of a state by the time."""
+        """Return the derivatives ``[4, B]`` of a state with respect to time."""
         first, second, spin, spin2 = state
         cos, sin = second.cos(), second.sin()
         d1, d2 = 3.5 + cos, 1.25 + 0.5 * cos

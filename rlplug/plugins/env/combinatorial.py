@@ -20,12 +20,12 @@ MOST_VALUE, MOST_WEIGHT = 100, 20
 
 
 class Knapsack(OnDevice):
-    """The 0/1 knapsack problem: every step packs an item that fits, and pays its value.
+    """The 0/1 knapsack problem: every step packs an item that fits, and its reward is the item's value.
 
     An episode ends when no item fits. The state is the values, the weights, which items are packed, and the room left.
 
     Raises:
-        ConfigError: values, weights and capacity are no problem.
+        ConfigError: values, weights and capacity do not define a problem.
     """
 
     @settings
@@ -66,17 +66,17 @@ class Knapsack(OnDevice):
         return state, (values * chosen).sum(0), ~self.allowed(state).any(-1)
 
     def observe(self, state: Tensor) -> Tensor:
-        """Return values and weights as fractions of the largest value and of all weights, what is packed, and room."""
+        """Return values relative to the largest, weights relative to their mean, what is packed, and the room left."""
         values, weights, packed, room = state.split((self.n, self.n, self.n, 1))
         total = weights.sum(0)
         return torch.cat((values / values.amax(0), weights / total * self.n, packed, room / total)).T
 
 
 class TSP(OnDevice):
-    """The traveling salesman problem in the unit square: every step visits another city and pays minus the distance.
+    """The traveling salesman problem in the unit square: each step visits a new city; its reward is minus the distance.
 
-    The tour begins in city 0; the last step also pays the way back. The state is the coordinates, which cities were
-    visited, and the present one.
+    The tour begins in city 0; the reward of the last step includes the way back. The state is the coordinates, which
+    cities were visited, and the current one.
     """
 
     @settings
@@ -115,6 +115,6 @@ class TSP(OnDevice):
         return torch.cat((x, y, visited, to.to(state.dtype))), -(way + over * back).squeeze(0), over
 
     def observe(self, state: Tensor) -> Tensor:
-        """Return the coordinates, which cities were visited, and the present one as one-hot."""
+        """Return the coordinates, which cities were visited, and the current one as one-hot."""
         here = torch.nn.functional.one_hot(state[-1].long(), self.n).T
         return torch.cat((state[: 3 * self.n], here.to(state.dtype))).T

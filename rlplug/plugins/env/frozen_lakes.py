@@ -26,7 +26,7 @@ class FrozenLakes(gymnasium.Env[Any, Any]):
         slip: probability that a move goes to one of both sides instead.
 
     Raises:
-        ValueError: a size below 2, a probability that is none, or no map with a way to the goal was found.
+        ValueError: the size is below 2, a probability is not valid, or no map with a way to the goal was found.
     """
 
     def __init__(self, size: int = 12, holes: float = 0.2, map_seed: int = 0, slip: float = 0.0) -> None:

@@ -1,4 +1,4 @@
-"""Small games of two agents: matrices of payoffs, and board and card games in turn."""
+"""Small games of two agents: matrices of payoffs, and turn-based board and card games."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""HalfCheetah with tasks: a direction to run in, or a velocity to run with."""
+"""HalfCheetah with tasks: a direction to run in, or a velocity to run at."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class HalfCheetahDirection(HalfCheetahEnv):
 
 
 class HalfCheetahVelocity(HalfCheetahDirection):
-    """Runs with a velocity of 0 to 2 m/s, from which every step costs the difference."""
+    """Runs at a target velocity of 0 to 2 m/s; every step costs the difference from it."""
 
     task_space = Box(0.0, 2.0, (1,), np.float32)
 

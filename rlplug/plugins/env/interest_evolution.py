@@ -24,10 +24,10 @@ from rlplug.types import Batch, ConfigError, Tree
 class InterestEvolution(VecEnv):
     """Every step shows a user a slate of documents; the user watches one of them, or none.
 
-    A document has a topic and a quality, which is what watching it pays. The user chooses document ``i`` of the slate
-    with probability ``v_i / (v_0 + sum_j v_j)``, ``v_i = exp(choice_scale * interest in its topic)`` and ``v_0 =
-    exp(no_click)``. The interest in the topic that was watched then rises by one level, or falls, with probability
-    ``drift`` to rise. A session ends after a step with probability ``1 - persistence``.
+    A document has a topic and a quality, which is the reward for watching it. The user chooses document ``i`` of the
+    slate with probability ``v_i / (v_0 + sum_j v_j)``, ``v_i = exp(choice_scale * interest in its topic)`` and
+    ``v_0 = exp(no_click)``. The interest in the watched topic then rises by one level with probability ``drift``, and
+    falls by one level otherwise. A session ends after a step with probability ``1 - persistence``.
 
     The observation has the user's interests ``user [topics]``, the ``documents [n, topics + 1]``, topics one-hot and
     quality, and the ``response`` to the last slate: the position ``click`` that was watched (the size of the slate:

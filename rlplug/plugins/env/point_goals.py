@@ -27,7 +27,7 @@ class PointGoals(VecEnv):
     drawn uniformly, from the seed of the column and the number of the episode.
 
     Raises:
-        ConfigError: it has to render.
+        ConfigError: rendering is requested.
     """
 
     autoreset = AutoresetMode.NEXT_STEP

@@ -19,7 +19,7 @@ from rlplug.types import Batch, EnvSpec, Group
 
 
 class Carts(Game):
-    """Agents with a cart of CartPole-v1 each. An agent whose pole falls is not alive any more.
+    """Agents with a cart of CartPole-v1 each. An agent whose pole falls is no longer alive.
 
     A state has the carts' ``physics [B, N, 4]`` and ``alive [B, N]``.
     """
@@ -58,9 +58,10 @@ class TwoCarts(GameEnv):
 class Pursuit(Game):
     """Hunters chase prey on a square grid. Hunters step in eight directions, prey in four; walls stop both.
 
-    A hunter catches a prey by stepping onto its cell, or by exchanging cells with it. This ends the prey, which is paid
-    -1, and pays 1 to every hunter. The episode terminates when all prey are caught. Hunters begin in the upper half,
-    prey in the lower. An agent observes its place, and for every other one the way to it and whether it is alive.
+    A hunter catches a prey by stepping onto its cell, or by exchanging cells with it. The prey then terminates with a
+    reward of -1, and every hunter gets a reward of 1. The episode terminates when all prey are caught. Hunters begin in
+    the upper half, prey in the lower. An agent observes its position, and for every other agent the relative position
+    and whether it is alive.
 
     A state has ``hunters [B, H, 2]`` and ``prey [B, P, 2]``, the cells, and ``alive [B, P]`` of the prey.
     """
@@ -133,7 +134,7 @@ def _pairs(n: int, device: torch.device | None) -> Tensor:
 
 
 class Chase(GameEnv):
-    """Hunters and prey on a grid: two groups with other actions and goals."""
+    """Hunters and prey on a grid: two groups with different actions and goals."""
 
     @settings
     class Config:

@@ -65,9 +65,10 @@ class ICM(Curiosity):
         )
 
     def inverse_error(self, phi: Tensor, next_phi: Tensor, action: Tensor) -> Tensor:
-        """Compute equation 3, the action's negative log-likelihood; continuous: unit variance, up to a constant.
+        """Compute equation 3, the action's negative log-likelihood.
 
-        Numbers of actions with choices are Gaussian with a learned variance.
+        For continuous actions, the variance is 1, and the result is up to a constant. In hybrid actions, the continuous
+        part is Gaussian with a learned variance.
         """
         code = self.inverse_net(torch.cat((phi, next_phi), -1))
         if isinstance(self.space, spaces.Box):

@@ -48,5 +48,5 @@ class Episodes(Loop):
                 jobs = [Job(first + i, episodes=self.cfg.episodes) for i in range(self.cfg.jobs)]
                 played |= {(job.number - first, rounds): batch for job, batch in run.play(jobs, mine=True)}
                 rounds += 1
-            rows = side_by_side([played[place] for place in sorted(played)])  # in order of ranks, who share each round
+            rows = side_by_side([played[place] for place in sorted(played)])  # in order of ranks, which share rounds
             run.update({key: leaf for key, leaf in rows.items() if key not in OF_EPISODE})

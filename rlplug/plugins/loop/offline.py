@@ -40,7 +40,7 @@ class Offline(Loop):
         return None
 
     def steps(self, updates: int, recorded: int) -> float:
-        """Return the steps to read before update ``updates + 1``, of a dataset of ``whole`` steps."""
+        """Return the steps to read before update ``updates + 1``, of a dataset of ``recorded`` steps."""
         return self.learning_starts + updates * self.per_update if self.stream else recorded
 
     def run(self, run: Run) -> None:

@@ -26,8 +26,8 @@ class Asks(Protocol):
 class Population(Loop):
     """Plays the candidates that the algorithm asks for, and passes it their mean returns and lengths.
 
-    A candidate is played by whichever rank or actor is free. Results are put in its place, so an update does not depend
-    on how many of them there are. The jobs of update ``u`` have the numbers from ``u * MOST`` on.
+    A candidate is played by whichever rank or actor is free. Its results are stored at its own position, so an update
+    does not depend on the number of ranks and actors. The jobs of update ``u`` have the numbers from ``u * MOST`` on.
     """
 
     plays: ClassVar[bool] = True
