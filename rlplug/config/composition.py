@@ -73,7 +73,7 @@ def composed(overrides: Sequence[str] = ()) -> DictConfig:
         ConfigError: Hydra rejects the overrides.
     """
     if isinstance(overrides, str):
-        raise ConfigError("", f"expected a list of strings, got {overrides.split()}")
+        raise ConfigError("", f"one string, {overrides!r}, should be a list: {overrides.split()}")
     with explained(overrides):
         return loaded(overrides)
 

@@ -123,7 +123,7 @@ def no_such_key_of(tree: Mapping[str, Any], key: str) -> ConfigError:
     if kind in SEVERAL and name not in nodes and name in option_names(kind):
         return not_chosen(kind, name, nodes)
     if key not in peers("keys") and (words := chosen_as(key, tree)):
-        return ConfigError(key, f"unknown key; did you mean {' or '.join(words)}?")
+        return ConfigError(key, f"unknown key; did you mean {' or '.join([*errors.elsewhere(tree, key), *words])}?")
     return errors.no_such_key(tree, key)
 
 

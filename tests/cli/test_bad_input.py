@@ -38,6 +38,7 @@ SETTINGS = {  # words of single values are in tests/config/test_messages.py, nam
     "algoo=sac": "algoo: unknown key; did you mean algo? There are: ",
     "algo.gama=0.9": "algo.gama: unknown key; did you mean algo.gamma? There are: ",
     "+algo.gama=0.9": "algo.gama: unknown key; did you mean algo.gamma? There are: ",
+    "episodes=5": "episodes: unknown key; did you mean eval.episodes or buffer=episodes or loop=episodes?",
     "gama=0.9": "gama: unknown key; did you mean algo.gamma or estimate.gamma?",
     "lerning_rate=0.1": "lerning_rate: unknown key; did you mean algo.lr or algo.critic_lr?",
     "+totl_steps=3": "totl_steps: unknown key; did you mean total_steps? There are: ",
