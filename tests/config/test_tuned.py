@@ -47,7 +47,7 @@ def test_another_component_gets_nothing_of_them():
 def test_an_environment_may_choose_the_model_of_algorithms_without_one():
     """The settings of the pair are for that model."""
     own = compose(["algo=league", "env=connect_four"])
-    assert own.raw["model"] == default_node("model", "cnn", {"filters": [[32, 4, 1]], "hidden": [128]})
+    assert own.raw["model"] == default_node("model", "cnn", {"filters": [[64, 4, 1]], "hidden": [256]})
     assert compose(["algo=league", "env=connect_four", "model=mlp"]).raw["model"] == default_node("model", "mlp")
     assert compose(["algo=independent_dqn", "env=connect_four"]).raw["model"] == default_node("model", "mlp256")
     assert line("algo=league", "env=connect_four", "model=mlp").startswith(
