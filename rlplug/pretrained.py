@@ -111,7 +111,7 @@ def _weights(path: str) -> tuple[dict[str, Any], dict[str, Any] | None]:
         if at and not file.exists() and re.fullmatch(r"[\d_]+", step):
             place = folder_of(Path(run), int(step.replace("_", "")))
             if not place.exists():
-                known = ", ".join(f"{int(path.name.removeprefix('step_')):,}" for path in checkpoints(Path(run)))
+                known = ", ".join(str(int(path.name.removeprefix("step_"))) for path in checkpoints(Path(run)))
                 raise ConfigError(KEY, f"{run} has no checkpoint of step {step}; it has {known or 'none'}")
             checkpoint = Checkpoint(place)
         else:

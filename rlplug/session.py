@@ -435,7 +435,7 @@ def _words(
 
 
 def _listed(callbacks: Any) -> list[Any]:
-    """Return a list of callbacks, also of a single one."""
+    """Return callbacks as a list, even if there is only one."""
     return [*callbacks] if isinstance(callbacks, Sequence) and not isinstance(callbacks, str) else [callbacks]
 
 
@@ -505,7 +505,7 @@ def _give(folder: Path, env: Any, model: Any, callbacks: Any, eval_function: Any
 
     raw, _ = run_dir.read(folder)
     for key, things in objects.items():
-        _claim(raw, key, things)
+        _claim(raw | {"eval": raw["eval"]["function"]}, key, things)
 
 
 def _claim(raw: Mapping[str, Any], key: str, given: Sequence[Any]) -> None:
