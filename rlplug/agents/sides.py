@@ -33,11 +33,11 @@ class Sides:
         Raises:
             ConfigError: it cannot play the sides of this game.
         """
-        players, names = agents_of(spec), ", ".join(agent.name for agent in agents_of(spec))
-        if len(players) > 1 and _accepts(algo, spec):
+        players, names = _players(spec), ", ".join(agent.name for agent in agents_of(spec))
+        if _accepts(algo, spec):
             said = f"{algo.name} learns for all agents at once, but a league trains one side against another"
             raise ConfigError(algo.key, f"{said}; use an algorithm of a single agent, independent, shared or mappo")
-        if len(spec.groups) > 1 or len(players) < 2:
+        if len(spec.groups) > 1:
             said = f"has the agents {names}, but {algo.name} in a league needs players with equal spaces"
             raise ConfigError("env", f"{said}; independent, shared and mappo have a policy for each group")
         return algo.needs(spec_of(spec, players, "env"))
@@ -149,8 +149,7 @@ class Teams(Sides):
 
     @staticmethod
     def needs(algo: Any, spec: EnvSpec) -> Needs:
-        if len(agents_of(spec)) < 2:
-            raise ConfigError("env", "has one agent, but a league needs players for at least two sides")
+        _players(spec)
         return algo.needs(spec)
 
     def build(self, algo: Any, needs: Needs) -> Algorithm:
@@ -191,6 +190,12 @@ class Teams(Sides):
 def sides_of(algo: Any) -> type[Sides]:
     """Return how a chosen algorithm plays the sides of a game."""
     return Teams if issubclass(algo.cls, Policies) else Sides
+
+
+def _players(spec: EnvSpec) -> Sequence[Agent]:
+    if len(players := agents_of(spec)) < 2:
+        raise ConfigError("env", "has one agent, but a league needs players for at least two sides")
+    return players
 
 
 def _accepts(algo: Any, spec: EnvSpec) -> bool:

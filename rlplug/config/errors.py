@@ -97,7 +97,8 @@ def no_such_key(tree: Mapping[str, Any], key: str) -> ConfigError:
     parent, _, last = key.rpartition(".")
     node = value_at(tree, parent) if parent else tree
     if not isinstance(node, Mapping):
-        return ConfigError(key, f"unknown key: {parent} is a single value and has no keys")
+        said = f"null here; write {parent}={{{last}: ...}}" if node is None else "a single value and has no keys"
+        return ConfigError(key, f"unknown key: {parent} is {said}")
     siblings = [str(name) for name in node if name != "hydra"]
     if not siblings:
         return ConfigError(key, f"unknown key; there are none yet, and a new one is written with +: +{key}=<value>")
@@ -114,8 +115,7 @@ def elsewhere(tree: Mapping[str, Any], key: str) -> list[str]:
 
     Keys of the algorithm come first.
     """
-    last = key.rpartition(".")[2]
-    named = [path for path in _leaves(tree) if f".{path}".endswith(f".{last}") and path != key]
+    named = [path for path in _leaves(tree) if f".{path}".endswith(f".{key.rpartition('.')[2]}") and path != key]
     named.sort(key=lambda path: not path.startswith("algo."))
     return _called(tree, key) or [path for path in named if not path.startswith("hydra.")]
 

@@ -37,6 +37,12 @@ PATIENCE = 5.0  # seconds in which a worker should end after a request
 ENTRY = "import sys; sys.path[:] = {path!r}; from rlplug.envs.worker import work; work({channel}, {memory})"
 
 
+def check_workers(cfg: Any) -> None:
+    """Raise ``ConfigError`` if ``cfg.workers`` would have no effect."""
+    if cfg.workers is not None and cfg.vectorization != "subprocess":
+        raise ConfigError("env.workers", f"has no effect with env.vectorization={cfg.vectorization}; use subprocess")
+
+
 class Subprocess:
     """Environments in worker processes as one ``VecEnv``, with the same rows as one list of them.
 

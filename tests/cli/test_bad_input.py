@@ -53,6 +53,9 @@ SETTINGS = {  # words of single values are in tests/config/test_messages.py, nam
     "exploration={icm:{eta:1}}": "exploration.icm: is not selected; add it: exploration=[icm]",
     "algo=dqn +exploration.icm.eta=1": "exploration.icm: is not selected; add it: exploration=[epsilon_greedy,icm]",
     "logger.wandb.project=x": f"logger.wandb: is not selected; add it: {WANDB}",
+    "algo=independent env=two_carts algo.policy_of.cart_0=one": "algo.policy_of.cart_0: unknown key: algo.policy_of is "
+    "null here; write algo.policy_of={cart_0: ...}",
+    "env.workers=2": "env.workers: has no effect with env.vectorization=auto; use subprocess",
     "algo.gamma.x=3": "algo.gamma.x: unknown key: algo.gamma is a single value and has no keys",
     "model@critic=mlp": "model@critic: there is no such group. Did you mean to override one of model, ",
     "hydra.run.dri=x": "hydra.run.dri: unknown key; did you mean hydra.run.dir? There are: dir",

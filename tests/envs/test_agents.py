@@ -140,7 +140,7 @@ def test_a_failed_environment_is_replaced():
 
 
 def test_workers_give_the_rows_of_a_list_also_after_a_resume():
-    here, there = (made("OtherSpaces", "ab abc a", vectorization=how, workers=1) for how in ("list", "subprocess"))
+    here, there = (made("OtherSpaces", "ab abc a", vectorization=how) for how in ("list", "subprocess"))
     assert here.spec == there.spec
     walks = [list(kit.walk(env, 5, 8)) for env in (here, there)]
     assert not kit.differences(*walks)
@@ -153,7 +153,7 @@ def test_workers_give_the_rows_of_a_list_also_after_a_resume():
 
 @pytest.mark.parametrize("vectorization", ["list", "subprocess"])
 def test_metrics_of_agents_are_averaged_per_episode(vectorization):
-    env = made("Scored", "ab abc a", vectorization=vectorization, workers=2)
+    env = made("Scored", "ab abc a", vectorization=vectorization)
     given = np.zeros((kit.COLUMNS, 3), np.int64)
     try:
         env.reset(range(kit.COLUMNS))

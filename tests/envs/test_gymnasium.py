@@ -111,7 +111,7 @@ def test_a_module_in_the_id_is_imported(tmp_path, monkeypatch, register):
 
 @pytest.mark.parametrize("vectorization", ["list", "subprocess"])
 def test_arguments_contain_the_number_of_the_environment(vectorization):
-    options = {"id": "Pendulum-v1", "kwargs": {"g": "{env_id}"}, "vectorization": vectorization, "workers": 2}
+    options = {"id": "Pendulum-v1", "kwargs": {"g": "{env_id}"}, "vectorization": vectorization}
     context = SimpleNamespace(env_ids=range(2, 5), num_envs=8, render=False, role="actor")
     env, action = Gymnasium(testing.config("env/gymnasium", **options), context), np.ones((3, 1), np.float32)
     singles = [gym("Pendulum-v1", 1, kwargs={"g": i}) for i in (2, 3, 4)]

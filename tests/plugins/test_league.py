@@ -340,7 +340,7 @@ def test_two_ranks_measure_the_exploitability_of_one():
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["env=cartpole"], "env: has the agents"),
+        (["env=cartpole"], "env: has one agent, but a league needs"),
         (["env=cartpole", "algo.algo=independent"], "env: has one agent, but a league needs"),
         (["env=chase"], "but ppo in a league needs players with equal spaces; independent, shared and mappo have"),
         (["env=tictactoe", "algo.algo=qmix"], "algo.algo: qmix learns for all agents at once"),

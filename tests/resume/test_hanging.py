@@ -40,9 +40,9 @@ class Hanging(CartPoleEnv):
 gymnasium.register("Hanging-v0", Hanging, max_episode_steps=50)
 
 
-@pytest.mark.parametrize("vectorization", ["list", "subprocess"])
+@pytest.mark.parametrize("vectorization", ["list", "subprocess env.workers=1"])
 def test_one_ctrl_c_ends_a_run_that_hangs(vectorization: str, tmp_path: Path):
-    command = [sys.executable, "-m", "rlplug", *SHORT, f"env.vectorization={vectorization}", "env.workers=1"]
+    command = [sys.executable, "-m", "rlplug", *SHORT, *f"env.vectorization={vectorization}".split()]
     env = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
     program = subprocess.Popen(command, cwd=tmp_path, env=env, stderr=subprocess.PIPE, text=True)
     line = program.stderr.readline()

@@ -12,7 +12,7 @@ from rlplug.api import Context, VecEnv
 from rlplug.envs.agent_list import AgentList
 from rlplug.envs.agent_making import AgentsMaker, make_dicts, make_petting
 from rlplug.envs.numbering import numbered
-from rlplug.envs.subprocess import Subprocess
+from rlplug.envs.subprocess import Subprocess, check_workers
 from rlplug.settings import PositiveFloat, PositiveInt, option, settings
 from rlplug.types import ConfigError
 
@@ -52,6 +52,7 @@ def listed(cfg: Options, ctx: Context, make: Callable[..., Any]) -> VecEnv:
     Args:
         make: makes an environment with the interface of ``agent_apis`` from keyword arguments; it is pickled.
     """
+    check_workers(cfg)
     kwargs = cfg.kwargs | ({"render_mode": "rgb_array"} if ctx.render else {})
     maker = AgentsMaker(make, kwargs, cfg.mask_key, cfg.observation_fn, cfg.joint)
     options: dict[str, Any] = {

@@ -12,6 +12,7 @@ from gymnasium.spaces import Box, Dict
 
 from rlplug.api import Context, VecEnv
 from rlplug.envs import EnvList, Subprocess, Wrapping
+from rlplug.envs.subprocess import check_workers
 from rlplug.settings import NonNegativeInt, PositiveInt, option, settings
 from rlplug.types import ConfigError
 
@@ -46,6 +47,7 @@ class DMControl(VecEnv):
         wrapping = Wrapping(
             max_episode_steps=cfg.max_episode_steps, frame_skip=cfg.frame_skip, frame_stack=cfg.frame_stack
         )
+        check_workers(cfg)
         make = partial(_make, cfg.domain, cfg.task, wrapping, cfg.pixels, cfg.camera)
         first = make()
         options: dict[str, Any] = {

@@ -13,7 +13,7 @@ from rlplug.envs.env_list import EnvList
 from rlplug.envs.making import Maker, found, has_native, make_native, module_of, render_modes
 from rlplug.envs.numbering import contains_number, numbered
 from rlplug.envs.simulation import copied
-from rlplug.envs.subprocess import Subprocess
+from rlplug.envs.subprocess import Subprocess, check_workers
 from rlplug.envs.wrapping import Wrapping
 from rlplug.settings import NonNegativeInt, PositiveFloat, PositiveInt, option, settings
 from rlplug.types import ConfigError
@@ -84,6 +84,7 @@ class Gymnasium(VecEnv):
     wrapping: ClassVar[type[Wrapping]] = Wrapping
 
     def __new__(cls, cfg: Config, ctx: Context) -> VecEnv:  # type: ignore[misc]
+        check_workers(cfg)
         env: Any = cls._made(cfg, ctx)
         env.traits = replace(env.traits, timeout_s=cfg.timeout_s)
         try:
