@@ -123,6 +123,22 @@ def test_agent_ids_and_central_inputs(tmp_path):
     trainer.close()
 
 
+def test_a_central_critic_bootstraps_from_final_observations_of_truncated_agents(tmp_path):
+    trainer = made(tmp_path, "algo=mappo", "env=signals", *QUIET, "num_envs=3", "rollout_fragment_length=8")
+    trainer.collect()
+    batch = trainer.buffer.sample()
+    scouts = batch["scouts"]
+    scouts["alive"][:4] = True
+    scouts["alive"][4] = False
+    scouts["terminated"][3] = torch.tensor([False, True])
+    central = trainer.algorithm.view(batch, "scouts")["central"].unflatten(1, (3, 2))
+    seen = central[4, :, 0, : scouts["obs"][4].flatten(1).shape[1]].unflatten(1, (2, -1))
+    assert torch.equal(seen[:, 0], scouts["obs"][4, :, 0])
+    assert scouts["obs"][4].abs().sum() > 0.0
+    assert not seen[:, 1].any()
+    trainer.close()
+
+
 def test_value_normalization_learns_the_scale_of_returns(tmp_path):
     trainer = made(
         tmp_path, "algo=mappo", "env=two_carts", *QUIET, "algo.normalize_value=0.9", "rollout_fragment_length=8"

@@ -17,6 +17,7 @@ from torch import Tensor
 from rlplug import nn
 from rlplug.agents import Policies, Policy, agents_of, of_groups, spec_of, with_ids
 from rlplug.api import Algorithm, Clip, Context, Learner, Losses, Needs, Optim, Window
+from rlplug.functional.mixing import present
 from rlplug.functional.policy_gradient import clipped_surrogate
 from rlplug.functional.returns import gae
 from rlplug.functional.sequences import carry_before, chunks
@@ -109,7 +110,8 @@ class MAPPO(Policies):
         if sees != "own":
             axis = batch["is_first"].ndim
             parts = [batch[key] if spec.nested else batch for key in spec.groups]
-            parts = [(part["obs"] * part["alive"].unsqueeze(-1)).flatten(axis) for part in parts]  # 0 if not alive
+            here = [present(part["alive"], part["terminated"]) if axis == 2 else part["alive"] for part in parts]
+            parts = [(part["obs"] * x.unsqueeze(-1)).flatten(axis) for part, x in zip(parts, here, strict=True)]
             wide = batch["state"] if sees == "state" else torch.cat(parts, -1)
             wide = wide.repeat_interleave(agents, axis - 1).to(obs.dtype)
             rows["central"] = torch.cat([wide, obs], -1) if sees == "state" else wide
