@@ -106,7 +106,7 @@ def attribute(path: str, key: str) -> Any:
     except AttributeError:
         if path.startswith(HERE):
             said = f"{name} is defined in the script that started the run, and is not known here"
-            way = "pass it to rlplug.resume as env, model, callbacks or eval_function"
+            way = "pass it from Python, as in rlplug.load(run, model=Net) and rlplug.resume(run, env=MyEnv)"
             raise ConfigError(key, f"{said}; {way}") from None
         raise ConfigError(key, f"the module {module!r} has no {name!r}") from None
 

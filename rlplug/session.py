@@ -4,34 +4,23 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import signal
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import traceback
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import cached_property
-from os import PathLike
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
-import cloudpickle
-
-from rlplug import script
 from rlplug.cli.train import chosen
-from rlplug.config import RunConfig
+from rlplug.cli.values import Config, Folder, give, overrides_of, train_words
 from rlplug.registry import hookimpl
 from rlplug.types import ConfigError, Mode, RunError
 
 if TYPE_CHECKING:
     from rlplug.agent import Agent
     from rlplug.api import Run
-
-Config: TypeAlias = Sequence[str] | RunConfig
-Folder: TypeAlias = str | PathLike[str]
-WORD = re.compile(r"(?!(?:true|false|null|nan|inf)$)[A-Za-z_][\w.:/@-]*", re.IGNORECASE)
-"""values that need no quotes on a command line"""
-WHOLE = ("stop", "init_from")
-"""settings whose value is a mapping"""
 
 
 class Result(float):
@@ -113,7 +102,7 @@ def train(
     """
     from rlplug.run import launch
 
-    run, place, command = chosen(_words(config, env, model, callbacks, folder, settings), folder)
+    run, place, command = chosen(train_words(config, env, model, callbacks, folder, settings), folder)
     return Result(launch.train(run, place, command), place)
 
 
@@ -147,16 +136,25 @@ def resume(
         ConfigError: the run cannot be resumed, or not with these overrides; nothing was written.
         RunError: the run failed.
     """
-    from rlplug.run import launch
+    from rlplug.run import launch, run_dir
 
-    _give(Path(path), env, model, callbacks, eval_function)
-    score = launch.resume(Path(path), [*overrides, *_overrides_of(settings)], tell)
+    given = {"env": env, "model": model, "callbacks": callbacks, "eval_function": eval_function}
+    give(lambda: run_dir.read(Path(path))[0], **given)
+    score = launch.resume(Path(path), [*overrides, *overrides_of(settings)], tell)
     if score is None:
         score = Result(0.0, path).summary.get("eval/return_mean", math.nan)
     return Result(score, path)
 
 
-def evaluate(path: Folder, overrides: Sequence[str] = (), *, mode: Mode = "greedy", **settings: Any) -> dict[str, Any]:
+def evaluate(
+    path: Folder,
+    overrides: Sequence[str] = (),
+    *,
+    mode: Mode = "greedy",
+    model: Any = None,
+    eval_function: Callable[..., Any] | None = None,
+    **settings: Any,
+) -> dict[str, Any]:
     """Evaluate the newest good checkpoint of a run, or a given checkpoint, as ``rlplug evaluate`` does.
 
     ``evaluate(folder, seed=7, eval={"episodes": 100})`` plays 100 episodes.
@@ -165,7 +163,9 @@ def evaluate(path: Folder, overrides: Sequence[str] = (), *, mode: Mode = "greed
         path: a run folder, or one of its checkpoints.
         overrides: as on the command line.
         mode: ``greedy``; ``explore``, which samples from the policy without exploration modules; or ``random``.
-        settings: likewise, as in ``train``.
+        model: the script's class of networks that the run was trained with, if there is one.
+        eval_function: likewise, of ``eval.function``.
+        settings: as in ``train``. ``env`` is another environment, or the script's that the run was trained with.
 
     Returns:
         ``checkpoint``, ``env_steps``, ``updates``, ``episodes``, ``seed`` and the metrics ``eval/...``.
@@ -175,7 +175,8 @@ def evaluate(path: Folder, overrides: Sequence[str] = (), *, mode: Mode = "greed
     """
     from rlplug.results.evaluate import evaluate
 
-    return evaluate(Path(path), [*overrides, *_overrides_of(settings)], mode=mode)
+    give(lambda: _trained(path), model=model, eval_function=eval_function)
+    return evaluate(Path(path), [*overrides, *overrides_of(settings)], mode=mode)
 
 
 def load(path: Folder, device: Any = "cpu", seed: int | None = None, *, model: Any = None) -> Agent:
@@ -194,11 +195,16 @@ def load(path: Folder, device: Any = "cpu", seed: int | None = None, *, model: A
         ConfigError: there is no such device.
     """
     from rlplug import agent
+
+    give(lambda: _trained(path), model=model)
+    return agent.load(Path(path), device, seed)
+
+
+def _trained(path: Folder) -> dict[str, Any]:
+    """Return the configuration of the run that wrote a checkpoint."""
     from rlplug.checkpointing.format import find
 
-    if model is not None:
-        _claim(find(Path(path), ("weights",)).manifest["config"], "model", [model])
-    return agent.load(Path(path), device, seed)
+    return find(Path(path), ("weights",)).manifest["config"]
 
 
 class Session:
@@ -209,9 +215,9 @@ class Session:
                 metrics = run.step()
             run.evaluate()
 
-    At the end of the block, a run that is done is evaluated, as by ``train``. A run that is not done is interrupted: it
-    has a checkpoint, from which ``Session.resume`` continues exactly as if the run had not stopped. If the block
-    raises, the run has failed, and continues from its last checkpoint.
+    At the end of the block, a run that is done is evaluated, as by ``train``. A run that is not done is interrupted,
+    also if the caller's code raises: it has a checkpoint, from which ``Session.resume`` continues exactly as if the run
+    had not stopped. If the run itself raises, it has failed, and continues from its last checkpoint.
 
     Arguments are those of ``train``.
 
@@ -230,7 +236,7 @@ class Session:
         folder: Folder | None = None,
         **settings: Any,
     ) -> None:
-        run, self.folder, command = chosen(_words(config, env, model, callbacks, folder, settings), folder)
+        run, self.folder, command = chosen(train_words(config, env, model, callbacks, folder, settings), folder)
         self._start(run.hardware.plan(), "created", run.raw, list(command), list[str]())
 
     def _start(self, plan: Any, how: str, *args: Any) -> None:
@@ -240,7 +246,7 @@ class Session:
             said = f"has {plan.world_size} ranks, which are processes of their own; a session needs one: devices=1"
             raise ConfigError("hardware", f"{said}, or rlplug.train")
         self._how, self._args, self.metrics = how, (plan, self.folder, *args), dict[str, float]()
-        self._stack, self._trainer, self._stopped = ExitStack(), None, False
+        self._stack, self._trainer, self._stopped, self._closed = ExitStack(), None, False, False
 
     @classmethod
     def resume(
@@ -255,12 +261,14 @@ class Session:
         **settings: Any,
     ) -> Session:
         """Return a session that continues a run from its newest good checkpoint. Arguments and errors as ``resume``."""
+        from rlplug.run import run_dir
         from rlplug.run.launch import planned
 
         self = cls.__new__(cls)
         self.folder = Path(path)
-        _give(self.folder, env, model, callbacks, eval_function)
-        words = [*overrides, *_overrides_of(settings)]
+        given = {"env": env, "model": model, "callbacks": callbacks, "eval_function": eval_function}
+        give(lambda: run_dir.read(self.folder)[0], **given)
+        words = [*overrides, *overrides_of(settings)]
         self._start(planned(self.folder, words), "reopened", words)
         return self
 
@@ -280,8 +288,10 @@ class Session:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        if isinstance(error, _DoneError):  # the run itself has not failed
-            kind = error = at = None
+        inside = any(frame.f_locals.get("self") is self for frame, _ in traceback.walk_tb(at))
+        if isinstance(error, _DoneError) or (isinstance(error, Exception) and not inside):
+            kind = error = at = None  # the run itself has not failed
+        self._closed = True
         left = error is None and not self.done
         if left:
             self._run.agreement.request_stop(signal.SIGINT)
@@ -296,6 +306,13 @@ class Session:
         if self._trainer is None:
             raise RunError("the session is not open; write: with rlplug.Session(...) as run")
         return self._trainer
+
+    @property
+    def _open(self) -> Any:
+        if self._closed:
+            said = f"continue the run by rlplug.Session.resume({str(self.folder)!r})"
+            raise RunError(f"the session has ended with its block; {said}")
+        return self._run
 
     @property
     def done(self) -> bool:
@@ -332,7 +349,7 @@ class Session:
         """
         from rlplug.collection.play import Stopped
 
-        if self.done:
+        if self._open and self.done:
             raise _DoneError("the run is done: while not run.done: run.step()")
         try:
             self._run.loop.run(_Round(self._run))
@@ -344,11 +361,11 @@ class Session:
 
     def evaluate(self) -> dict[str, float]:
         """Evaluate now, log the result, and return it. Training is not affected."""
-        return self._run.reports.evaluate(self._run)
+        return self._open.reports.evaluate(self._run)
 
     def save(self) -> Path:
         """Write a checkpoint now, and return its folder."""
-        return self._run.reports.save(self._run)
+        return self._open.reports.save(self._run)
 
 
 class _DoneError(RunError):
@@ -384,134 +401,3 @@ class _Latest:
     @hookimpl
     def rlplug_logged(self, run: Run, metrics: Mapping[str, float], step: int) -> None:
         self.metrics.update(metrics, step=step)
-
-
-class Copies:
-    """Makes copies of an environment. Raises ``ConfigError`` if it cannot be copied."""
-
-    def __init__(self, env: Any) -> None:
-        self.spec = None
-        try:
-            self.data = cloudpickle.dumps(env)
-        except Exception as error:
-            self.data, self.spec = b"", getattr(env, "spec", None)
-            if self.spec is None:
-                said = f"{type(env).__name__} cannot be copied for every column ({type(error).__name__}: {error})"
-                raise ConfigError("env", f"{said}; pass what makes it: env=lambda: ...") from None
-
-    def __call__(self) -> Any:
-        """Return a copy of the environment."""
-        import gymnasium
-
-        return cloudpickle.loads(self.data) if self.spec is None else gymnasium.make(self.spec)
-
-
-# ---- Python's values as overrides ------------------------------------------------------------------------------------
-
-
-def _words(
-    config: Config, env: Any, model: Any, callbacks: Any, folder: Folder | None, settings: Mapping[str, Any]
-) -> Config:
-    """Return the overrides of the arguments of ``train``.
-
-    Raises:
-        ConfigError: settings are given with a composed configuration, or an argument is of a wrong type.
-    """
-    given = {"env": env, "model": model, "callbacks": _listed(callbacks) or None}
-    given = {key: value for key, value in given.items() if value is not None} | dict(settings)
-    if isinstance(config, RunConfig):
-        if given:
-            raise ConfigError(next(iter(given)), "is given with a composed configuration; pass it to compose()")
-        return config
-    if isinstance(config, str | Mapping):
-        said = "a mapping" if isinstance(config, Mapping) else "one string"
-        raise ConfigError("", f"the configuration is {said}; write train(algo='ppo') or train(['algo=ppo'])")
-    words = [*config]
-    for key in ("env", "model"):
-        if key in given and not isinstance(given[key], str | Mapping):
-            given[key] = script.path_of(_maker(key, given[key]))
-    words += _overrides_of(given)
-    return words + ([] if folder is None else [f"hydra.run.dir={_written(str(folder))}"])
-
-
-def _listed(callbacks: Any) -> list[Any]:
-    """Return callbacks as a list, even if there is only one."""
-    return [*callbacks] if isinstance(callbacks, Sequence) and not isinstance(callbacks, str) else [callbacks]
-
-
-def _overrides_of(settings: Mapping[str, Any]) -> list[str]:
-    return [word for key, value in settings.items() for word in _overrides(key, value)]
-
-
-def _maker(key: str, thing: Any) -> Any:
-    """Return what makes environments or networks: a class or a function, or copies of an environment."""
-    if isinstance(thing, type) or (callable(thing) and not hasattr(thing, "step" if key == "env" else "forward")):
-        return thing
-    if key == "model":
-        raise ConfigError("model", f"is an object of class {type(thing).__name__}; pass the class, model=MyNet")
-    if not hasattr(thing, "step"):
-        raise ConfigError("env", f"is {thing!r}; pass a name, a class, a function or an environment")
-    if hasattr(thing, "single_action_space"):
-        raise ConfigError("env", "is a vector of environments; pass one environment, and num_envs=<number>")
-    copies = Copies(thing)
-    copies.__qualname__ = type(thing).__name__  # type: ignore[attr-defined]
-    return copies
-
-
-def _overrides(key: str, value: Any) -> Iterator[str]:
-    if key == "init_from" and isinstance(value, Mapping):
-        weights = value if value.keys().isdisjoint(("path", "prefix", "policies")) else value.get("path")
-        if isinstance(weights, Mapping):
-            kept = script.keep("weights", dict(weights))
-            value = kept if weights is value else {**value, "path": kept}
-    if isinstance(value, Mapping) and key not in WHOLE:
-        chooses = "name" in value and "." not in key
-        if chooses:
-            yield f"{key}={_written(value['name'])}"
-        for name, part in value.items():
-            if not chooses or name != "name":
-                yield from _overrides(f"{key}.{name}", part)
-        return
-    yield f"{'++' if key.count('.') > 1 else ''}{key}={_written(value)}"
-
-
-def _written(value: Any) -> str:
-    """Format a value as on a command line; other objects become their paths."""
-    if isinstance(value, bool) or value is None:
-        return "null" if value is None else str(value).lower()
-    if hasattr(value, "item") and getattr(value, "ndim", None) == 0:  # NumPy's and torch's numbers
-        return _written(value.item())
-    if isinstance(value, int | float):
-        return repr(float(value) if isinstance(value, float) else int(value))
-    if isinstance(value, str | PathLike):
-        text = str(value)
-        return (
-            text if WORD.fullmatch(text) else "'{}'".format(re.sub(r"(\\*)(?='|$)", r"\1\1", text).replace("'", r"\'"))
-        )
-    if isinstance(value, Mapping):
-        return "{{{}}}".format(", ".join(f"{name}: {_written(part)}" for name, part in value.items()))
-    if isinstance(value, Sequence):
-        return f"[{', '.join(map(_written, value))}]"
-    return _written(script.path_of(value))
-
-
-def _give(folder: Path, env: Any, model: Any, callbacks: Any, eval_function: Any) -> None:
-    """Register the objects of a resumed run under the names that its configuration uses."""
-    given = {"env": None if env is None else _maker("env", env), "model": model, "eval": eval_function}
-    objects = {key: [thing] for key, thing in given.items() if thing is not None} | {"callbacks": _listed(callbacks)}
-    if not any(objects.values()):
-        return
-    from rlplug.run import run_dir
-
-    raw, _ = run_dir.read(folder)
-    for key, things in objects.items():
-        _claim(raw | {"eval": raw["eval"]["function"]}, key, things)
-
-
-def _claim(raw: Mapping[str, Any], key: str, given: Sequence[Any]) -> None:
-    names = [*script.used(raw.get(key))]
-    if given and len(names) != len(given):
-        has = f"has {', '.join(names)} of a script" if names else "has no object of a script"
-        raise ConfigError(key, f"the run {has}, and {len(given)} given")
-    for name, thing in zip(names, given, strict=True) if given else ():
-        script.keep(name, thing)

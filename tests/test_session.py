@@ -349,16 +349,34 @@ def test_a_session_is_driven_left_and_resumed(tmp_path):
     assert weights(run.folder) == weights(tmp_path / "whole")
 
 
-def test_a_session_ends_at_a_limit_and_fails_with_its_block(tmp_path):
+class Breaks(Mine):
+    def step(self, action: Any) -> Any:
+        raise RuntimeError("broken")
+
+
+def test_a_session_ends_at_a_limit_or_with_an_error(tmp_path):
     with rlplug.Session(folder=tmp_path / "a", stop={"updates": 2}, **SMALL) as run:
         while not run.done:
             run.step()
     assert run.result.summary["updates"] == 2
     assert run.result.summary["stopped"].startswith("updates reached 2")
-    failing = rlplug.Session(folder=tmp_path / "b", **SMALL)
-    with pytest.raises(RunError, match="mine"), failing:  # noqa: PT012
+    for use in (run.step, run.evaluate, run.save):
+        with pytest.raises(RunError, match=r"the session has ended with its block; .*Session.resume\('.*a'\)"):
+            use()
+    left = rlplug.Session(folder=tmp_path / "b", **SMALL)
+    with pytest.raises(ZeroDivisionError), left:  # noqa: PT012
+        left.step()
+        left.step()
+        1 / 0  # noqa: B018
+    assert left.result.summary["status"] == "interrupted"
+    with rlplug.Session.resume(left.folder) as run:
+        assert run.env_steps == left.env_steps > 0
+    failing = rlplug.Session(env=lambda: Breaks(), folder=tmp_path / "c", **SMALL)
+    with (
+        pytest.raises(RunError, match=r"(?s)broken.*begin again with: rlplug.resume\('.*c', ...\) with the script"),
+        failing,
+    ):
         failing.step()
-        raise RunError("mine")
     assert failing.result.summary["status"] == "failed"
 
 
@@ -428,7 +446,8 @@ def test_a_run_with_objects_is_resumed_with_them(tmp_path, monkeypatch):
     result = rlplug.train(env=lambda: Mine(), callbacks=[Count()], folder=tmp_path / "run", **SMALL)
     monkeypatch.setattr(script, "_objects", {})  # as in another process
     with pytest.raises(
-        ConfigError, match=r"lambda\w* is defined in the script that started the run.*pass it to rlplug\.resume"
+        ConfigError,
+        match=r"lambda\w* is defined in the script that started the run.*pass it from Python, .* rlplug\.resume",
     ):
         rlplug.resume(result.folder, ["total_steps=256"])
     with pytest.raises(ConfigError, match=r"^model: the run has no object of a script, and 1 given"):

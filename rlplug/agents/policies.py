@@ -73,7 +73,10 @@ class Policies(Algorithm):
         self.table = self.policies(cfg, ctx.spec)
         self.players = {name: policy.agents for name, policy in self.table.items()}
         self.learners = nn.ModuleDict()
+        named = {module_name(name): name for name in self.table}
         for name, policy in self.table.items():
+            if (other := named[module_name(name)]) != name:
+                raise ConfigError("env", f"the policies {name!r} and {other!r} differ in punctuation only; rename one")
             options = {"agents": len(policy.agents), "models": policy.models}
             slots, needs = ctx.child(policy.spec, **options).slots, policy.algo.needs(policy.spec)
             if any(model.cls.recurrent for model in slots.values()):
@@ -207,6 +210,12 @@ def module_name(name: str) -> str:
     return f"{plain}_" if hasattr(nn.ModuleDict, plain) or plain == "training" else plain
 
 
+def require_batches(algo: Any) -> None:
+    """Raise ``ConfigError`` if an algorithm learns from results of jobs, which its own loop plays, not from rows."""
+    if any(hasattr(getattr(algo, "cls", None), member) for member in ("ask", "rounds")):  # of its loop
+        raise ConfigError(algo.key, f"{algo.name} trains a single policy, by a loop of its own; use ppo or dqn here")
+
+
 def joint(policies: Mapping[str, Policy]) -> Needs:
     """Return the needs of policies that learn from the same data.
 
@@ -222,6 +231,7 @@ def joint(policies: Mapping[str, Policy]) -> Needs:
             if mine != value and (what != "window" or needs.data == "windows"):
                 said = f"{other.name} learns from {_text(what, value)}, but {algo.name} of {first[0]!r} from"
                 raise ConfigError(other.key, f"{said} {_text(what, mine)}; the policies of a run share its data")
+        require_batches(other)
         if its.gradients:
             raise ConfigError(other.key, f"{other.name}'s actors compute gradients, which is for one policy")
         if ("priority" in its.keys) != ("priority" in needs.keys):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rlplug import tree
-from rlplug.agents.policies import Policies
+from rlplug.agents.policies import Policies, require_batches
 from rlplug.agents.rows import Agent, agents_of, fold, of_groups, spec_of, unfold, view
 from rlplug.api import Algorithm, Context, Needs
 from rlplug.types import Batch, ConfigError, EnvSpec, Mode, Tree
@@ -33,6 +33,7 @@ class Sides:
         Raises:
             ConfigError: it cannot play the sides of this game.
         """
+        require_batches(algo)
         players, names = _players(spec), ", ".join(agent.name for agent in agents_of(spec))
         if _accepts(algo, spec):
             said = f"{algo.name} learns for all agents at once, but a league trains one side against another"

@@ -52,7 +52,7 @@ def main(arguments: Sequence[str]) -> int:
         raise ConfigError("--smooth", f"{smooth} is out of range: should be at least 1")
     paths = plot.outputs(given.get("out", "curves"))
     places, filters = split(words)
-    runs = find(places, filters, tell)
+    runs = curves.with_metrics(find(places, filters, tell), tell)
     levels, others = curves.compared(given.get("compare", []))
     metrics = curves.chosen_metrics(runs, given.get("metric", []))
     groups = grouped(runs)

@@ -46,7 +46,7 @@ def main(arguments: Sequence[str]) -> int:
     if out.suffix.lower() not in (".html", ".htm"):
         raise ConfigError("--out", f"{out} should end in .html")
     require_file(out)
-    runs = find(*split(words), tell)
+    runs = curves.with_metrics(find(*split(words), tell), tell)
     (metric,) = curves.chosen_metrics(runs, [given["metric"]] if "metric" in given else [])
     groups = grouped(runs)
     for line in [*filter(None, (run.damage for run in runs)), *repeated(groups)]:

@@ -126,7 +126,7 @@ def _scheduled(raw: Mapping[str, Any]) -> dict[str, Any]:
 def _refusals(override: Override, key: str, raw: Mapping[str, Any], may: Sequence[str], why: str) -> Refusals:
     """Refuse overrides that cannot be parsed or may not change a key."""
     line, several = override.input_line, _chooses(override) and isinstance(override.value(), list)
-    yield not key, "", f"cannot read {line!r}: should be key=value"
+    yield not key, "", f"cannot read {line!r}: write key=value"
     yield override.is_delete(), key, f"cannot be removed from a run; {line} works only when a run starts"
     yield (override.is_sweep_override(), key, lambda:
            f"{override.get_value_string()} is several values: give one, or write a list [a,b]")

@@ -60,13 +60,12 @@ def explain(error: Exception, overrides: Sequence[str]) -> ConfigError:
     if isinstance(error, MarkedYAMLError):
         return origins.unreadable(error)
     if keyless := [override for override in overrides if override.startswith("=")]:
-        return ConfigError("", f"cannot read {keyless[0]!r}: should be key=value")
+        return ConfigError("", f"cannot read {keyless[0]!r}: write key=value")
     if isinstance(error, OverrideParseException):
-        line = error.override
-        reason = " ".join(text.removeprefix(f"Error parsing override '{line}'").partition("See http")[0].split())
+        line = next((word for word in overrides if error.override.endswith(word)), error.override)  # as written
+        reason = " ".join(text.partition("\n")[2].partition("See http")[0].split())
         special = f", with quotes around special characters ({reason})" if "=" in line else ""
-        key = line.partition("=")[0] if special else ""
-        return ConfigError(key, f"cannot read {line!r}: should be key=value{special}")
+        return ConfigError(line.partition("=")[0] if special else "", f"cannot read {line!r}: write key=value{special}")
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         found = unknown_option(error.missing_cfg_file, overrides)
         group, _, option = error.missing_cfg_file.partition("/")

@@ -103,8 +103,7 @@ def opened(words: Iterable[str]) -> list[str]:
             if chosen := re.fullmatch(r"(algo\.(?:algo|(\w+\.)+(?:algo|\w*model)))=((?!null)[a-z]\w*|\{name:.*)", word):
                 found += [f"~{chosen[1]}"] * (chosen[2] is None)  # other settings were for another algorithm
                 word = word if "{" in word else f"{chosen[1]}.name={chosen[3]}"
-            word = f"++{word}" if re.match(r"algo\.(algo|policies|\w*model)(\.[^.=]+)*=", word) else word
-        found.append(word)
+        found.append(re.sub(r"^(?=(algo\.(algo|policies|\w*model)|env\.(groups|joint))(\.[^.=]+)*=)", "++", word))
     return found
 
 

@@ -149,6 +149,9 @@ class Dicts:
                     ends[0][agent], ends[1][agent] = every[0], every[1] and not every[0]
         over = {agent for agent in self.agents if ends[0][agent] or ends[1][agent]}
         goes_on = [agent for agent in self.agents if agent not in over and (self._waiting or agent in obs)]
+        if lost := [agent for agent in self.agents if agent not in over and agent not in goes_on]:
+            said = "has no observation, but has not ended; if it waits for its turn, use env.turns=true"
+            raise MisfitError(f"the agent {lost[0]} {said}")
         later = [agent for agent in obs if agent not in self.agents] if not any(every) else []
         if not any(every) and not (goes_on or later):
             raise MisfitError("no agent acts next, but '__all__' does not end the episode")

@@ -169,6 +169,11 @@ class JointAgents(AgentsWrapper):
         if hasattr(env, "turn") or getattr(env, "masked", None):
             raise ConfigError("env.joint", "joins agents that act at once and have no masks, but these have masks")
         for name, members in self._members.items():
+            if shared := [agent for agent in members if self._joint_of[agent] != name]:
+                said = f"has {shared[0]}, which is in the joint agent {self._joint_of[shared[0]]} too"
+                raise ConfigError(f"env.joint.{name}", said)
+            if name in env.possible_agents and name not in members:
+                raise ConfigError(f"env.joint.{name}", "is the name of an agent that is no member; rename it")
             kinds = {type(env.action_space(agent)) for agent in members}
             if len(members) < 2 or kinds not in ({Discrete}, {Box}):
                 said = f"joins two or more agents with Discrete or with Box actions, but these are {members or 'none'}"
@@ -201,9 +206,9 @@ class JointAgents(AgentsWrapper):
         for agent, action in actions.items():
             given |= self._split(agent, action)
         obs, rewards, terminations, truncations, infos = self.env.step(given)
-        joined = [self._merged(part, given) for part in (rewards, terminations, truncations)]
+        flags = [self._merged(part, given, any) for part in (terminations, truncations)]
         row = self._row(obs)
-        return row, *joined, infos
+        return row, self._merged(rewards, given, lambda own: float(np.sum(own))), *flags, infos
 
     def _split(self, agent: str, action: Any) -> dict[str, Any]:
         if (members := self._members.get(agent)) is None:
@@ -225,11 +230,12 @@ class JointAgents(AgentsWrapper):
                 found[name] = {member: obs[member] for member in members}
         return found
 
-    def _merged(self, part: Mapping[str, Any], acted: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the sum over the members of every joint agent: of rewards, and of flags, which is then above 0."""
+    def _merged(
+        self, part: Mapping[str, Any], acted: Mapping[str, Any], merge: Callable[[list[Any]], Any]
+    ) -> dict[str, Any]:
+        """Return a value for every joint agent, from those of its members."""
         found = {agent: x for agent, x in part.items() if agent not in self._joint_of}
         for name, members in self._members.items():
             if any(member in acted for member in members):
-                values = [part[member] for member in members]
-                found[name] = any(values) if isinstance(values[0], bool | np.bool_) else float(np.sum(values))
+                found[name] = merge([part[member] for member in members])
         return found

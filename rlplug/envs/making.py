@@ -343,4 +343,6 @@ def _explain(env_id: str, entry_point: Any, make: Callable[[], E]) -> E:
             key = "env.max_episode_steps" if unknown[1] == "max_episode_steps" else "env.kwargs"
             raise ConfigError(key, f"{env_id} takes no {unknown[1]!r}; it takes {known or 'none'}") from error
         said = f"{type(error).__name__}: {error}".removesuffix(": ")
+        if "must inherit from the gymnasium.Env class" in said:
+            said = "it is no gymnasium.Env; environments with several agents need env=multi or env=pettingzoo"
         raise ConfigError(at, f"{env_id} cannot be made: {said}") from error

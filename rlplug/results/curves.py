@@ -52,6 +52,16 @@ class Curve:
         return mean_band(self.values) if len(self.values) > 1 else None
 
 
+def with_metrics(runs: Sequence[RunRecord], tell: Callable[[str], None]) -> Sequence[RunRecord]:
+    """Return the runs that have logged metrics, and tell of the others; all runs if none has."""
+    if not (logged := [run for run in runs if run.metrics]):
+        return runs
+    for run in runs:
+        if not run.metrics:
+            tell(f"{run.damage or f'{run.path} has no metrics yet'}; it is left out")
+    return logged
+
+
 def common_metrics(runs: Sequence[RunRecord]) -> list[str]:
     """Return the metrics that all runs have logged, in the first run's order.
 

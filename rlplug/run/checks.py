@@ -140,7 +140,7 @@ def _curriculum(run: ResolvedRun) -> Refusals:
     if (chosen := run.config.curriculum) is None:
         return
     yield (run.spec.tasks is None, "curriculum",
-           f"{chosen.name} chooses tasks, but env={run.config.env.name} has none; use another one, or leave it out")
+           f"{chosen.name} chooses tasks, but the environment has none; env=frozenlake_tasks has some, or leave it out")
     yield (run.config.data.path is not None, "curriculum",
            f"{chosen.name} chooses the tasks of new episodes, but data.path is recorded; leave it out")
     yield (run.loop.plays, "curriculum",

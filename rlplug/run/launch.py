@@ -32,7 +32,7 @@ from rlplug.registry.discovery import installed
 from rlplug.run import checks, run_dir
 from rlplug.run.build import build, start
 from rlplug.run.callbacks import restore
-from rlplug.script import Sent, dumps
+from rlplug.script import HERE, Sent, dumps
 from rlplug.tracking import DISK, AtOnce, process_age
 from rlplug.trainer.trainer import Trainer
 from rlplug.types import STEP, CheckpointError, ConfigError, RunError
@@ -336,4 +336,6 @@ def _with_way_back(error: object, folder: Path) -> str:
     said, last = str(error), next(iter(checkpoints(folder)), None)
     between = "\n" if "\n" in said else "; " if said else ""
     good = f"the last good checkpoint is {last}; continue" if last else "there is no checkpoint yet; begin again"
-    return f"{said}{between}{good} with: python -m rlplug resume {folder}"
+    of_script = (file := folder / run_dir.CONFIG).is_file() and HERE in file.read_text("utf-8")
+    way = f"rlplug.resume({str(folder)!r}, ...) with the script's objects" if of_script else "python -m rlplug resume"
+    return f"{said}{between}{good} with: {way if of_script else f'{way} {folder}'}"

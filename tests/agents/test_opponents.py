@@ -98,6 +98,7 @@ def test_opponents_of_an_evaluation_are_those_that_it_names(runs):
     [
         ("league", {"": "nowhere"}, "against: "),
         ("league", {"": "alone"}, "does not fit"),
+        ("league", {"fox": "league"}, "against.fox: a league plays against all policies of another run: against=<run>"),
         ("chase", {"": "chase"}, "against: name the policy that the other run plays"),
         ("chase", {"wolves": "chase"}, "against.wolves: there is no policy 'wolves'; the policies are "),
         ("alone", {"": "alone"}, "against: PPO has no policies that play against others"),

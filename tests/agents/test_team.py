@@ -63,6 +63,12 @@ def test_groups_act_alone_and_in_batches(tmp_path):
         team.act(rows[0])
     with pytest.raises(ValueError, match="groups to observations: scouts, base"):
         team.act(rows[0]["scouts"])
+    with pytest.raises(ValueError, match="action_mask should map each group to its array, but 'base' is missing"):
+        team.act(rows[0], action_mask={"scouts": masks["scouts"]})
+    with pytest.raises(ValueError, match=r"action_mask\['base'\] should be \[4\] or \[3, 4\], got \[3, 1\]"):
+        team.act(rows[0], action_mask=masks | {"base": np.ones((3, 1), np.bool_)})
+    with pytest.raises(ValueError, match="alive should map each group to its array, but 'scouts' is missing"):
+        team.act(rows[0], action_mask=masks, alive={"scout": True})
     team.reset()
     with pytest.raises(ValueError, match="observation"):
         team.act({"scouts": rows[0]["scouts"][0, :1], "base": rows[0]["base"][0]}, action_mask=masks)

@@ -251,7 +251,7 @@ FORBIDDEN = {  # the other words are in tests/config/test_overrides.py
     "checkpoint.every=soon": "checkpoint.every: 'soon' has the wrong type: should be steps, or minutes",
     "hardware=1gpu": "hardware: needs a CUDA device",
     "--multirun": "unknown flag --multirun",
-    "300": "cannot read '300': should be key=value",
+    "300": "cannot read '300': write key=value",
 }
 
 

@@ -72,8 +72,8 @@ SETTINGS = {  # words of single values are in tests/config/test_messages.py, nam
     "eval=false": "eval: false has the wrong type: should be a mapping; did you mean eval.every=0?",
     "~algo.gamma": "algo.gamma: is missing",
     "algo.gamma=${nope}": "algo.gamma: Interpolation key 'nope' not found",
-    "algo.gamma=[1": "algo.gamma: cannot read 'algo.gamma=[1': should be key=value",
-    "=3": "cannot read '=3': should be key=value",
+    "algo.gamma=[1": "algo.gamma: cannot read 'algo.gamma=[1': write key=value",
+    "=3": "cannot read '=3': write key=value",
     "seed=1,2": "seed: 1,2 is several values: add -m to sweep over them, or write a list [a,b]",
     # spaces and crosses
     f"algo=impala tuned=none num_envs=1 {ACTORS}": "hardware.actors.count: num_envs=1 cannot be shared equally among ",
@@ -166,7 +166,7 @@ BAD = {
     "-m seed=range(1,9,0)": "seed: range(1,9,0) has more values than a sweep supports",
     "-m seed=range(0,9000) num_envs=range(1,99)": "seed: the sweep would have 882,000 jobs; the maximum is 100,000",
     # verbs and flags
-    "algo=sac train": "cannot read 'train': should be key=value",
+    "algo=sac train": "cannot read 'train': write key=value",
     "trian algo=sac": "unknown verb 'trian'; did you mean train? There are: check, data, diff, estimate, ",
     "eval": f"unknown verb 'eval'; {PLAYS}",
     "enjoy": "unknown verb 'enjoy'; play shows a run in a window: play <run folder>",

@@ -127,7 +127,7 @@ BAD = {  # refusals of settings that change are in tests/config/test_overrides.p
     "evaluate empty": "empty holds no checkpoint yet",
     "evaluate run -m": "there is no flag -m; see rlplug evaluate --help",
     "evaluate run --episodes 9": "there is no flag --episodes: settings are written eval.episodes=<value>",
-    "evaluate run run": "cannot read 'run': should be key=value",
+    "evaluate run run": "cannot read 'run': write key=value",
     "evaluate run algo.gamma=0.9": "algo.gamma: cannot be changed: an evaluation can change only eval.episodes, eval.",
     "evaluate run eval.every=3": "eval.every: cannot be changed: an evaluation can change only eval.episodes, eval.",
     "evaluate run hardware=1gpu": "hardware: needs a CUDA device, but none was found; use hardware=cpu",

@@ -155,9 +155,9 @@ BAD = {
     "total_steps=range(3)": "total_steps: range(3) is several values: give one, or write a list [a,b]",
     "total_steps=interval(1,9)": "total_steps: interval(1,9) is several values: give one, or write a list [a,b]",
     "logger=csv,wandb": "logger: csv,wandb is several values: give one, or write a list [a,b]",
-    "total_steps": "cannot read 'total_steps': should be key=value",
-    "total_steps=[1": "total_steps: cannot read 'total_steps=[1': should be key=value",
-    "=3": "cannot read '=3': should be key=value",
+    "total_steps": "cannot read 'total_steps': write key=value",
+    "total_steps=[1": "total_steps: cannot read 'total_steps=[1': write key=value",
+    "=3": "cannot read '=3': write key=value",
     "-m total_steps=3": "unknown flag -m; settings are written key=value",
     "--cfg=job": "unknown flag --cfg=job; settings are written key=value",
 }

@@ -269,7 +269,10 @@ def test_dicts_by_agent_in_turn():
 def test_dicts_by_agent_without_turns_or_end_are_refused():
     env = kit.make("multi", entry_point=f"{TROUPE}:Relay")
     env.reset([0, 1, 2])
-    with pytest.raises(RunError, match=r"the agent 0 is gone, but has not ended$"):
+    with pytest.raises(
+        RunError,
+        match=r"the agent 0 has no observation, but has not ended; if it waits for its turn, use env.turns=true$",
+    ):
         env.step(np.zeros((3, 3), np.int64))
     env = kit.make("multi", entry_point=f"{TROUPE}:Relay", turns=True, mask_key=None, kwargs={"ends": False})
     with pytest.raises(RunError, match=r"no agent acts next, but '__all__' does not end the episode$"):
@@ -332,6 +335,10 @@ def test_a_joint_agent_acts_for_its_members():
     assert row["pair"]["reward"].tolist() == [[6.0]] * 3
     row = env.step(action)
     assert row["pair"]["terminated"].all()
+    with pytest.raises(ConfigError, match=r"^env.joint.\w+: has b, which is in the joint agent \w+ too$"):
+        made("Troupe", joint={"x": ["a", "b"], "y": ["b", "c"]})
+    with pytest.raises(ConfigError, match=r"^env.joint.c: is the name of an agent that is no member; rename it$"):
+        made("Troupe", joint={"c": ["a", "b"]})
     broken = made("Troupe", "abc bc abc", joint={"pair": ["a", "b"]})
     broken.reset([0, 1, 2])
     with pytest.raises(RunError, match=r"a of the joint agent pair is not alive, but others of it are$"):

@@ -224,7 +224,7 @@ def test_a_run_collects_the_tasks_from_its_first_episode_on(tmp_path):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["env=cartpole", "curriculum=plr"], "curriculum: plr chooses tasks, but env=gymnasium has none"),
+        (["env=cartpole", "curriculum=plr"], "curriculum: plr chooses tasks, but the environment has none"),
         (
             ["curriculum=threshold", "curriculum.stages=[2,13]", "curriculum.level=1"],
             r"curriculum.stages: 13 is no task; the tasks are Discrete\(11, start=2\)",

@@ -125,7 +125,7 @@ def test_exploration_by_hand():
 
 
 def test_discrete_actions_are_refused():
-    with pytest.raises(ConfigError, match=r"algo: dreamer serves bounded Box actions, and dreamerv3 discrete"):
+    with pytest.raises(ConfigError, match=r"algo: dreamer needs bounded Box actions, but .*; use algo=dreamerv3"):
         acting.make(Dreamer, "dreamer", testing.spec(3, spaces.Discrete(3)), **SIZES)
 
 

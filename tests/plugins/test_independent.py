@@ -236,6 +236,8 @@ REFUSED = {
     "nobody learns": (("algo.train=[]",), "algo.train", "no policy learns"),
     "continuous": (("algo.policies={base:{algo:td3}}",), "algo.policies.base.algo", "Discrete"),
     "one agent": (("env=cartpole",), "env", "independent needs several agents, but gets one"),
+    "jobs": (("algo.algo={name:es}",), "algo.algo", "es trains a single policy, by a loop of its own"),
+    "names": (("algo.policy_of={*:a_b,base:a.b}",), "env", "the policies 'a_b' and 'a.b' differ in punctuation only"),
     "gradients": (("algo.policies={base:{algo:a3c}}",), "algo.policies.base.algo", ""),
 }
 

@@ -51,6 +51,14 @@ def league(run: Trainer) -> League:
     return run.algorithm
 
 
+def test_names_of_policies_survive_a_checkpoint(run):
+    own = league(run).pool
+    own.keep("a/b", league(run).learner.state_dict())
+    other = league(run).pool.__class__(league(run).learner, 3)
+    other.load_state_dict(own.state_dict())
+    assert other.titles == ["a/b"]
+
+
 def test_a_league_around_dqn_meets_opponents_before_it_learns(tmp_path: Path):
     words = [
         "algo=league",
@@ -343,6 +351,7 @@ def test_two_ranks_measure_the_exploitability_of_one():
         (["env=cartpole"], "env: has one agent, but a league needs"),
         (["env=cartpole", "algo.algo=independent"], "env: has one agent, but a league needs"),
         (["env=chase"], "but ppo in a league needs players with equal spaces; independent, shared and mappo have"),
+        (["env=tictactoe", "algo.algo=cem"], "algo.algo: cem trains a single policy, by a loop of its own"),
         (["env=tictactoe", "algo.algo=qmix"], "algo.algo: qmix learns for all agents at once"),
         (["env=chase", "algo.algo=maddpg"], "algo.algo: maddpg learns for all agents at once"),
         (

@@ -15,7 +15,7 @@ from PIL import Image
 
 from rlplug.cli import main
 from rlplug.results import plot
-from rlplug.results.curves import Curve, chosen_metrics, curve, drawn, smoothed, thinned
+from rlplug.results.curves import Curve, chosen_metrics, curve, drawn, smoothed, thinned, with_metrics
 from rlplug.results.find import find
 from rlplug.results.groups import grouped
 from rlplug.results.record import read
@@ -101,6 +101,10 @@ def test_runs_without_a_common_metric_are_refused(make: Make):
     (d / "metrics.csv").write_text("step,train/x\n")
     with pytest.raises(ConfigError, match=r"^d has no metrics in its metrics.csv yet$"):
         chosen_metrics([a, read(d)], [])
+    told: list[str] = []
+    assert with_metrics([a, read(d)], told.append) == [a]
+    assert told == ["d has no metrics yet; it is left out"]
+    assert with_metrics([read(d)], told.append) == [read(d)]
 
 
 def test_steps_of_two_kinds_are_refused(make: Make):

@@ -60,8 +60,9 @@ class Dreamer(Algorithm):
     def needs(cls, cfg: Config, spec: EnvSpec) -> Needs:
         action = spec.single_agent.action
         if not (isinstance(action, spaces.Box) and action.is_bounded()):
-            served = "bounded Box actions, and dreamerv3 discrete ones too"
-            raise ConfigError("algo", f"dreamer serves {served}, but the environment's are {action}; use algo=ppo")
+            other = "dreamerv3" if isinstance(action, spaces.Box | spaces.Discrete) else "ppo"
+            said = f"dreamer needs bounded Box actions, but the environment's are {action}; use algo={other}"
+            raise ConfigError("algo", said)
         if cfg.batch_length < 2 or cfg.imagination_length < 2:
             key = "batch_length" if cfg.batch_length < 2 else "imagination_length"
             raise ConfigError(f"algo.{key}", "1 row holds no transition; at least 2 are needed")

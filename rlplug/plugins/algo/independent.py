@@ -83,7 +83,7 @@ def assigned(cfg: Any, spec: EnvSpec) -> Iterator[tuple[Agent, str]]:
         keys += [key for key in rules if any(fnmatchcase(name, key) for name in titles(agent))]
         if not keys:
             said = f"names no policy for {agent.name} of the group {agent.group}"
-            raise ConfigError("algo.policy_of", f'{said}; add it, or a pattern such as "*"')
+            raise ConfigError("algo.policy_of", f"{said}; add it, or the pattern *")
         yield agent, rules[keys[0]]
 
 

@@ -53,12 +53,12 @@ class Pool(nn.Module):
         self.register_buffer("added", torch.zeros((), dtype=torch.int64))
 
     def get_extra_state(self) -> Tensor:
-        return torch.tensor([len(self.members), *"/".join(self.names).encode()])
+        return torch.tensor([len(self.members), *"\0".join(self.names).encode()])
 
     def set_extra_state(self, state: Tensor) -> None:
         """Create missing policies, whose weights are loaded afterwards."""
         count, *letters = state.flatten().tolist()
-        self.names = bytes(letters).decode().split("/") if letters else []
+        self.names = bytes(letters).decode().split("\0") if letters else []
         while len(self.members) < count:
             self.members.append(self.make())
 
@@ -256,6 +256,8 @@ class League(Algorithm):
 
     def adopt(self, policy: str, other: Algorithm) -> None:
         """Begin the learner from another run, or add a policy that stays; empty: the only one of the pool."""
+        if policy and self.pool.added:
+            raise ConfigError("", "a league plays against all policies of another run: against=<run>")
         whole = isinstance(self.learner, Policies) and isinstance(other, Policies)
         weights = (other if whole else other.named_policy(policy)).state_dict()
         if policy == "learner":
