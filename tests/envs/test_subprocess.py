@@ -34,7 +34,8 @@ pytestmark = pytest.mark.skipif(os.name != "posix", reason="workers share memory
 
 
 def make(vectorization, workers=2, columns=5, id="CartPole-v1", **options):
-    return gym(id, columns, vectorization=vectorization, workers=workers, **options)
+    options |= {"workers": workers} if vectorization == "subprocess" else {}
+    return gym(id, columns, vectorization=vectorization, **options)
 
 
 @pytest.fixture(params=[pytest.param(name, marks=[pytest.mark.slow] * (name == "pong")) for name in WORLDS])

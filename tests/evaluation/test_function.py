@@ -98,7 +98,7 @@ def test_a_function_of_the_script(tmp_path, monkeypatch):
 
     assert float(rlplug.train(LINE, eval={"function": judge}, folder=tmp_path / "run")) == 5.0
     monkeypatch.setattr(script, "_objects", {})  # as in another process
-    with pytest.raises(ConfigError, match="as env, model, callbacks or eval_function"):
+    with pytest.raises(ConfigError, match="as in rlplug"):
         rlplug.resume(tmp_path / "run", ["total_steps=192"])
     found = rlplug.resume(tmp_path / "run", ["total_steps=192"], eval_function=judge)
     assert found is not None

@@ -60,7 +60,7 @@ class Dreamer(Algorithm):
     def needs(cls, cfg: Config, spec: EnvSpec) -> Needs:
         action = spec.single_agent.action
         if not (isinstance(action, spaces.Box) and action.is_bounded()):
-            other = "dreamerv3" if isinstance(action, spaces.Box | spaces.Discrete) else "ppo"
+            other = "ppo" if isinstance(action, spaces.Box) or spec.has_masks else "dreamerv3"
             said = f"dreamer needs bounded Box actions, but the environment's are {action}; use algo={other}"
             raise ConfigError("algo", said)
         if cfg.batch_length < 2 or cfg.imagination_length < 2:
