@@ -161,7 +161,7 @@ def test_an_environment_of_the_script(tmp_path, what):
     assert what != "function" or "function" in next(iter(manifest["script"].values()))
 
 
-def test_networks_wrappers_and_callbacks_of_the_script(tmp_path):
+def test_networks_wrappers_and_callbacks_of_the_script(tmp_path, monkeypatch):
     class Scaled(gym.RewardWrapper[Any, Any]):
         def __init__(self, env: Any, scale: float = 2.0) -> None:
             super().__init__(env)
@@ -174,13 +174,17 @@ def test_networks_wrappers_and_callbacks_of_the_script(tmp_path):
         pass
 
     scaled = [{"entry_point": Scaled, "kwargs": {"scale": 3}}, Scaled]
-    model = {"name": "custom", "entry_point": Own, "kwargs": {"size": 4}}
+    model = {"entry_point": Own, "kwargs": {"size": 4}}
     result = rlplug.train(env={"name": "cartpole", "wrappers": scaled}, model=model, folder=tmp_path / "run", **SMALL)
     assert result.summary["eval/return_mean"] == 6 * result.summary["eval/length_mean"]
     assert width(result) == 4
     other = rlplug.train(model=Net, folder=tmp_path / "other", **SMALL)
     assert width(other) == 8
     assert "entry_point: tests.test_session:Net" in config(other.folder)
+    monkeypatch.setattr(script, "_objects", {})  # as in another process
+    with pytest.raises(ConfigError, match=r"^model.entry_point: .* is not known here; pass it from Python"):
+        rlplug.evaluate(result.folder)
+    assert rlplug.evaluate(result.folder, env="cartpole", model=Own)["eval/return_mean"] > 0
 
 
 def test_a_callback_gets_every_event_and_its_metrics_are_logged(tmp_path):

@@ -76,7 +76,7 @@ class Policies(Algorithm):
         named = {module_name(name): name for name in self.table}
         for name, policy in self.table.items():
             if (other := named[module_name(name)]) != name:
-                raise ConfigError("env", f"the policies {name!r} and {other!r} differ in punctuation only; rename one")
+                raise ConfigError("algo", f"the policies {name!r} and {other!r} differ in punctuation only; rename one")
             options = {"agents": len(policy.agents), "models": policy.models}
             slots, needs = ctx.child(policy.spec, **options).slots, policy.algo.needs(policy.spec)
             if any(model.cls.recurrent for model in slots.values()):

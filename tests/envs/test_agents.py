@@ -323,8 +323,9 @@ def test_an_observation_function_sees_all_agents():
         made("Troupe", observation_fn=f"{TROUPE}:absent")
 
 
-def test_a_joint_agent_acts_for_its_members():
-    env = made("Troupe", "abc abc", joint={"pair": ["a", "b"]})
+@pytest.mark.parametrize("name", ["Troupe", "Flagged"])
+def test_a_joint_agent_acts_for_its_members(name):
+    env = made(name, "abc abc", joint={"pair": ["a", "b"]})
     groups = env.spec.groups
     assert {name: group.agents for name, group in groups.items()} == {"pair": ("pair",), "c": ("c",)}
     assert groups["pair"].action.nvec.tolist() == [3, 3]
@@ -343,6 +344,11 @@ def test_a_joint_agent_acts_for_its_members():
     broken.reset([0, 1, 2])
     with pytest.raises(RunError, match=r"a of the joint agent pair is not alive, but others of it are$"):
         broken.step(action)
+
+
+def test_a_class_with_several_agents_is_led_to_their_environments():
+    with pytest.raises(ConfigError, match=r"^env.entry_point: .* environments with several agents need env=multi or"):
+        kit.make("gymnasium", entry_point=f"{TROUPE}:Troupe")
 
 
 @pytest.mark.parametrize(

@@ -71,6 +71,14 @@ class Scored(Troupe):
         return obs, *results, infos
 
 
+class Flagged(Troupe):
+    """Its flags are 0 and 1."""
+
+    def step(self, actions):
+        obs, rewards, *flags, infos = super().step(actions)
+        return obs, rewards, *({agent: int(flag) for agent, flag in part.items()} for part in flags), infos
+
+
 class Miscounted(Troupe):
     def step(self, actions):
         return *super().step(actions)[:4], {"a": {"metrics": 3}}

@@ -237,7 +237,7 @@ REFUSED = {
     "continuous": (("algo.policies={base:{algo:td3}}",), "algo.policies.base.algo", "Discrete"),
     "one agent": (("env=cartpole",), "env", "independent needs several agents, but gets one"),
     "jobs": (("algo.algo={name:es}",), "algo.algo", "es trains a single policy, by a loop of its own"),
-    "names": (("algo.policy_of={*:a_b,base:a.b}",), "env", "the policies 'a_b' and 'a.b' differ in punctuation only"),
+    "names": (("algo.policy_of={*:a_b,base:a.b}",), "algo", "the policies 'a_b' and 'a.b' differ in punctuation only"),
     "gradients": (("algo.policies={base:{algo:a3c}}",), "algo.policies.base.algo", ""),
 }
 
@@ -278,6 +278,12 @@ def test_a_nested_algorithm_is_chosen_with_its_settings(node):
     """The others are those of its YAML file."""
     found = compose(("algo=independent", "env=two_carts", *QUIET, f"algo.algo={node}")).raw["algo"]["algo"]
     assert found == default_node("algo", "a2c", {"gamma": 0.9})
+
+
+def test_groups_and_joint_agents_are_written_as_options():
+    words = ("algo=independent", "env=simple_adversary", *QUIET, "env.joint={team: [agent_*]}", "env.groups={all: [*]}")
+    env = compose(words).raw["env"]
+    assert (env["joint"], env["groups"]) == ({"team": ["agent_*"]}, {"all": ["*"]})
 
 
 def test_an_option_whose_name_ends_like_a_models_is_no_node():
