@@ -53,10 +53,11 @@ def league(run: Trainer) -> League:
 
 def test_names_of_policies_survive_a_checkpoint(run):
     own = league(run).pool
-    own.keep("a/b", league(run).learner.state_dict())
+    for name in ("a/b", "c"):
+        own.keep(name, league(run).learner.state_dict())
     other = league(run).pool.__class__(league(run).learner, 3)
     other.load_state_dict(own.state_dict())
-    assert other.titles == ["a/b"]
+    assert other.titles == ["a/b", "c"]
 
 
 def test_a_league_around_dqn_meets_opponents_before_it_learns(tmp_path: Path):

@@ -107,6 +107,14 @@ def test_runs_without_a_common_metric_are_refused(make: Make):
     assert with_metrics([read(d)], told.append) == [read(d)]
 
 
+@pytest.mark.parametrize("words", [["plot", "--out", "x.svg"], ["report", "--out", "x.html"]])
+def test_a_run_that_has_just_begun_is_left_out(make: Make, capsys: Capture, words: list[str]):
+    make("runs/a", {"episode/return": [1, 2]})
+    (make("runs/b", {"episode/return": [1]}, seed=1) / "metrics.csv").write_text("step,episode/return\n")
+    assert main([*words, "runs"]) == 0
+    assert "runs/b has no metrics yet; it is left out" in capsys.readouterr().err
+
+
 def test_steps_of_two_kinds_are_refused(make: Make):
     a, b = read(make("a", {"episode/return": [1, 2]})), make("b", {"episode/return": [1, 2]}, status=None)
     manifest = json.loads((b / "manifest.json").read_text())
